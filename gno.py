@@ -594,6 +594,7 @@ def prepare(db: sqlite3.Connection) -> sqlite3.Connection:
     "Settings and SQL functions that every connection needs."
     db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
     db.create_function("cjk", 3, cjk, deterministic=True)
+    db.create_function("begins", 4, begins, deterministic=True)
     return db
 
 
@@ -1773,7 +1774,7 @@ def walk(root: str, matcher: Matcher, *, gitignore=True, max_bytes=100 * 2**20) 
 
 
 def wanted_entries(top: str, folder: str, matcher: Matcher, rules, gitignore: bool) -> tuple[list, tuple | None]:
-    "What is wanted in a folder (`` or `a/b/`), sorted, as (file, its entry) and (folder + `/`, None); its ignore rules."
+    "What is wanted in a folder (`` or `a/b/`), sorted: (file, entry) and (folder + `/`, None); its ignore rules."
     with os.scandir(os.path.join(top, folder)) as listing:
         entries = {entry.name: entry for entry in listing}
     if gitignore:
@@ -2532,7 +2533,7 @@ class HtmlWriter:
                 self.end_link()
                 if start:
                     self.href, self.href_at = html_attribute(value, "href"), len(self.run)
-            case "hr" if not self.in_cell():
+            case "hr" if start and not self.in_cell():
                 self.flush()
                 self.write(["* * *"])           # `---` on top of a file would open front matter
             case "blockquote":
@@ -2550,6 +2551,9 @@ class HtmlWriter:
                 if start and self.lists and self.lists[-1] >= 0:
                     self.lists[-1] += 1
                     self.marker = f"{self.lists[-1]}. "
+                if self.in_cell():
+                    self.run.append(self.marker)
+                    self.marker = ""
             case "table" if start:
                 if self.in_cell():              # a table that holds tables lays out the page: its cells are blocks
                     self.write_table(self.tables[-1].rows)
@@ -3493,13 +3497,13 @@ def title_of(meta: dict, text: str, start: int) -> str:
 
 def _plain(inline: str) -> str:
     "Inline Markdown without its marks: code as its text, links as theirs."
-    codes = []      # set aside, so that nothing in them is taken for a mark
-    inline = re.sub(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", lambda m: codes.append(m[2].strip()) or "\0", inline.replace("\0", ""))
+    plain = []      # code and escaped characters, set aside so that nothing in them is taken for a mark
+    inline = re.sub(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)|" + _ESCAPED, lambda m: plain.append((m[2] or m[3]).strip()) or "\0", inline.replace("\0", ""))
     inline = re.sub(r"!?\[\[([^\[\]|]*)(?:\|([^\[\]]*))?\]\]", lambda m: m[2] or m[1], inline)
     inline = re.sub(r"!?\[((?:[^\[\]]|\[[^\[\]]*\])*)\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\[\]]*\])", r"\1", inline)
     for _ in range(3):      # emphasis nests; three levels are plenty
         inline = _EMPHASIS.sub(r"\2", inline)
-    return re.sub("\0", lambda m: codes.pop(0), re.sub(_ESCAPED, r"\1", inline))
+    return re.sub("\0", lambda m: plain.pop(0), inline)
 
 # ==== Links and tags: what a text points to and is filed under ========================================================
 
@@ -3509,8 +3513,8 @@ _TOKENS = r"""
     \n(?=BEGINS) (?P<gap>\n*) (?P<lead>[ \t>]*)
       (?P<mark>(?!([-*])[ \t]*\4[ \t]*\4[-* \t]*(?:\n|\Z)) (?:(?:[-*+]|\d{1,9}[.)])(?:[ \t]+|(?=\n|\Z))|>[ \t]*)*)?
       (?:(?P<fence>```+(?=[^`\n]*(?:\n|\Z))|~~~+) | (?P<rule>\#{1,6}(?=[ \t\n]|\Z)|---|\*\*\*|___))?
-  | `(?:`*) | <!-- | \\[!-/:-@\[-`{}~]      # not `\|`: in a table that is how a wiki link writes its pipe
-  """
+  | `(?:[^`\n]++`(?!`)|`*) | <!-- | \\[!-/:-@\[-`{}~]      # not `\|`: in a table that is how a wiki link writes its pipe
+  """       # a plain `span` on one line is one token, any other run of backticks is looked into
 _TOKEN = lazy_re(_TOKENS.replace("BEGINS", r"[\n \t>~]|```|[-*+_]|\#{1,6}[ \t\n]|\d{1,9}[.)]"), re.X)
 _TOKEN_FLAT = lazy_re(_TOKENS.replace("BEGINS", r"```|~~~|[-*+\d][-*+\d.) ]*(?:```|~~~)"), re.X)    # if no line is indented
 _OPENS, _QUOTE = re.compile(r"(?:[->*+]|\d{1,9}[.)])( *)"), re.compile("> *")
@@ -3530,7 +3534,7 @@ def mask(text: str, start: int) -> str:
     if not ("`" in body or "    " in body or "\\" in body or "\t" in body or "~~~" in body or "<!--" in body):
         return out[0] + text[start:]
     stack, ticks, edge = [], None, -1       # open containers; runs of backticks by length; the end of the paragraph
-    token = _TOKEN if "\n " in body or "\n\t" in body or "\n>" in body else _TOKEN_FLAT
+    token = _TOKEN if "\n " in body or "\n>" in body or "    " in body or "\t" in body else _TOKEN_FLAT
     while m := token.search(body, at):
         a, at = m.span()
         if body[a] == "\n":
@@ -3558,7 +3562,7 @@ def mask(text: str, start: int) -> str:
                 a, at = m.start("fence"), _code_end(body, at, stack, base, fence)
             else:
                 continue
-        elif body[a] == "`":
+        elif body[a] == "`" and (at - a == 1 or body[a + 1] == "`"):
             if ticks is None:
                 ticks = {}
                 for run in re.finditer("``*", body):
@@ -3584,7 +3588,7 @@ def mask(text: str, start: int) -> str:
     return "".join(out)
 
 def _blank(part: str) -> str:
-    return "\n".join([" " * len(line) for line in part.split("\n")])
+    return "\n".join([" " * len(line) for line in part.split("\n")]) if "\n" in part else " " * len(part)
 
 def _enter(stack: list[int], head: str) -> tuple[int, int, int]:
     """How far a line that begins with `head` stays in the open containers: (how many, the column they end at, the next).
@@ -3841,10 +3845,25 @@ def cut_after(text: str, low: int, target: int, high: int, code: bool) -> int:
             at = text.find(mark, target, high)
         if at >= 0:
             return at + 1
-    while target < len(text) and (unicodedata.combining(text[target]) or text[target] in "\u200d\ufe0f"
-                                  or text[target - 1] == "\u200d"):
-        target += 1                         # never between a letter and its marks
+    while target < len(text) and inside_character(text, target):
+        target += 1
     return target
+
+
+def inside_character(text: str, at: int) -> bool:
+    "Whether a cut at `at` would part what a reader sees as one character: letter and marks, emoji and its modifiers, a flag."
+    c = text[at]
+    if c.isascii():
+        return False
+    if unicodedata.category(c)[0] == "M" or c == "\u200d" or text[at - 1] == "\u200d" or "\U0001f3fb" <= c <= "\U0001f3ff" \
+            or "\U000e0020" <= c <= "\U000e007f":
+        return True
+    if not "\U0001f1e6" <= c <= "\U0001f1ff":
+        return False
+    before = at                             # regional indicators pair up from the first of their run
+    while before > 0 and "\U0001f1e6" <= text[before - 1] <= "\U0001f1ff":
+        before -= 1
+    return (at - before) % 2 == 1
 
 
 def overlap_start(text: str, low: int, end: int) -> int:
@@ -4483,6 +4502,11 @@ class Embedder:
             self.session = ort.InferenceSession(files["model"], options, providers=["CPUExecutionProvider"])
         except (errors.Fail, errors.InvalidProtobuf, errors.InvalidGraph, errors.RuntimeException, errors.NotImplemented) as e:
             raise GnoError("MODEL_NOT_FOUND", f"{files['model']} cannot be loaded: {clip(str(e), 160)}", "copy the model folder again") from None
+        try:
+            with open(files["tokenizer"], encoding="utf-8") as f:
+                json.load(f)                # the library says what is wrong with a broken file only in a bare Exception
+        except ValueError as e:
+            raise GnoError("MODEL_NOT_FOUND", f"{files['tokenizer']} is damaged: {e}", "copy the model folder again") from None
         self.tokenizer = tokenizers.Tokenizer.from_file(files["tokenizer"])
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
@@ -4640,13 +4664,29 @@ def bigrams(run: str) -> list[str]:
     return [a + b for a, b in zip(code, code[1:])] + code[-1:]
 
 
+# short names whose symbols matter: C++, C#, c++11, GB/s, R&D, I/O
+SYMBOLIC = r"(?<![\w+#/&@])(?:[^\W_]{1,2}[+#/&@]+)+(?:[^\W_]{1,2})?(?![\w])"
+
+
+def symbol_word(text: str) -> str:
+    "The index word of a short name with symbols, exact to the symbol."
+    return "u" + "".join(f"{ord(c)}u" for c in text)
+
+
 def cjk(title: str, path: str, body: str) -> str:
     """The `cjk` column: what the tokenizer alone would not find. Bigrams of all runs without blanks, the other words that
-    are glued to such runs, and pointed Hebrew and Arabic words without their points.
+    are glued to such runs, pointed Hebrew and Arabic words without their points, words whose case folding changes letters
+    (straße as strasse), and short names with symbols (c++).
     """
     words = []
     for text in (title, path, body):
+        if re.search("[+#/&@]", text or ""):
+            for name in re.findall(SYMBOLIC, text.lower()):
+                stem = re.match(r".*[+#]", name)            # c++11 is c++ too
+                words += {symbol_word(name), symbol_word(stem[0]) if stem else symbol_word(name)}
         beyond = non_ascii(text or "")
+        if beyond.casefold() != beyond.lower():
+            words += [w.casefold() for w in re.findall(r"\w+", text) if not w.isascii() and w.casefold() != w.lower()]
         if beyond and re.search(f"[{POINTS}]", beyond):
             words += [re.sub(f"[{POINTS}]", "", w) for w in re.findall(rf"[\w{POINTS}]+", text) if re.search(f"[{POINTS}]", w)]
         if beyond and re.search(UNSPACED_RUN, beyond):
@@ -4661,8 +4701,7 @@ class Term(NamedTuple):
     "One unit of a typed query. `match` is its FTS5 expression, `text` what it looks like in a document, in lower case."
     text: str
     match: str
-    kind: Literal["word", "phrase", "cjk"]
-    symbols: str = ""           # must stand like this in the raw text: c++, gb/s
+    kind: Literal["word", "phrase", "prefix", "symbol", "cjk"]
 
 
 class Typed(NamedTuple):
@@ -4693,11 +4732,17 @@ def terms_of(token: str) -> list[Term]:
             match = quoted(grams[0]) + "*" if len(part) == 1 else quoted(" ".join(grams[:-1]))
             out.append(Term(part, match, "cjk"))
             continue
+        bare_part = part.strip(".,;:!?()[]{}'\"`")
+        if re.fullmatch(SYMBOLIC, bare_part):
+            out.append(Term(bare_part, quoted(symbol_word(bare_part)), "symbol"))
+            continue
         pieces = re.findall(r"\w+", part.replace("_", " "))
-        odd = max(map(len, pieces)) <= 2 and re.search(r"[+#/&@]", part)
-        prefix = "*" if re.search(r"\w\*$", part) else ""
-        out.append(Term(part.rstrip("*").strip(".,;:!?()[]{}'\"`") or part, quoted(part) + prefix, "word" if len(pieces) == 1 else "phrase",
-                        part.strip(".,;:!?()[]{}'\"`").lower() if odd else ""))
+        if len(pieces) == 1 and re.fullmatch(r"\w+\*", part):
+            out.append(Term(part[:-1], quoted(part[:-1]) + "*", "prefix"))
+            continue
+        other = part.casefold()             # ß and ligatures: as written, or as folding writes them
+        match = quoted(part) if other == part else f"({quoted(part)} OR {quoted(other)})"
+        out.append(Term(bare_part or part, match, "word" if len(pieces) == 1 else "phrase"))
     return out
 
 
@@ -4737,8 +4782,14 @@ def parse_query(text: str) -> Typed:
 
 
 def match_all(q: Typed) -> str:
-    "FTS5 expression: every term and phrase, none of the negated."
-    return without(" AND ".join(t.match for t in q.phrases + q.terms), q)
+    """FTS5 expression: every term and phrase, none of the negated.
+
+    The index holds stems, and a stem may be shorter than a prefix (`decisio*`, decis): every length that a stemmer could
+    leave is looked for, and bm25 checks with `prefixes` that a word does begin so.
+    """
+    wide = [t.match if t.kind != "prefix" else "(" + " OR ".join([t.match] + [
+        quoted(t.text[:n]) for n in range(max(3, len(t.text) - 6), len(t.text))]) + ")" for t in q.phrases + q.terms]
+    return without(" AND ".join(wide), q)
 
 
 def match_any(q: Typed) -> str:
@@ -4789,7 +4840,8 @@ def where_sql(kb: KB, where: Where, lang: str | None = None) -> Bounds:
         if bound is not None:
             at = time_bound(bound, now)[key == "until"]
             sql.append(f"d.mtime_ns {sign} ?")
-            values.append(int(at.timestamp() * 1000) * 10 ** 6 + (999_999 if key == "until" else 0))
+            ns = int(at.timestamp() * 1000) * 10 ** 6 + (999_999 if key == "until" else 0)
+            values.append(min(max(ns, -2 ** 63), 2 ** 63 - 1))
             echo[key] = iso(at.timestamp())
     if where.categories:
         wanted = sorted({fold(c.strip()) for c in where.categories})
@@ -4838,8 +4890,8 @@ def time_bound(text: str, now: datetime) -> tuple[datetime, datetime]:
                 at = day - timedelta(days=n * (7 if unit == "w" else 1))
             else:
                 months = day.year * 12 + day.month - 1 - n * (12 if unit == "y" else 1)
-                at = day.replace(year=months // 12, month=months % 12 + 1,
-                                 day=min(day.day, [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31][months % 12]))
+                at = day.replace(year=months // 12, month=months % 12 + 1, day=1)
+                at = at.replace(day=min(day.day, ((at + timedelta(days=31)).replace(day=1) - timedelta(days=1)).day))
             return at, at + timedelta(days=1) - tick
         except (ValueError, OverflowError):
             pass
@@ -4847,7 +4899,7 @@ def time_bound(text: str, now: datetime) -> tuple[datetime, datetime]:
         at = datetime.fromisoformat(text.strip())
         at = at.replace(tzinfo=timezone.utc) if at.tzinfo is None else at.astimezone(timezone.utc)
         whole_day = len(text.strip()) <= 10
-        return at, at + timedelta(days=1) - tick if whole_day else at
+        return at, at + (timedelta(days=1) - tick) if whole_day else at
     except (ValueError, OverflowError):
         raise GnoError("INVALID_INPUT", f"{clip(text, 60)!r} is no date",
                        "use 2026-03-31, 2026-03-31T14:00:00Z, today, last week, 7d or `3 months ago`") from None
@@ -4984,22 +5036,21 @@ def search(kb, query: QueryText, limit: Limit = 5, min_score: MinScore = None, w
     recency = bool(RECENCY.search(query.lower()))
     want = limit * 3 if recency else limit
     keep = excluder(kb, exclude)
-    ranked = bm25(kb, match_all(typed), bounds, want, keep, [t.symbols for t in typed.terms if t.symbols])
+    ranked = bm25(kb, match_all(typed), bounds, want, keep, [t.text for t in typed.terms if t.kind == "prefix"])
     best = ranked[0][1] if ranked else 0
     shown = [(doc, raw / best) for doc, raw in ranked]
     loose = match_any(typed)
-    relaxed = len(shown) < want and len(typed.terms) + sum(len(t.text) > 4 for t in typed.terms if t.kind == "cjk") > 1
-    if relaxed:
-        have, floor = {doc for doc, _ in shown}, shown[-1][1] if shown else 1.0
-        more = [(d, raw) for d, raw in bm25(kb, loose, bounds, want + len(have), keep) if d not in have][: want - len(shown)]
+    full = {doc for doc, _ in shown}
+    if len(shown) < want and len(typed.terms) + sum(len(t.text) > 4 for t in typed.terms if t.kind == "cjk") > 1:
+        floor = shown[-1][1] if shown else 1.0
+        more = [(d, raw) for d, raw in bm25(kb, loose, bounds, want + len(full), keep) if d not in full][: want - len(shown)]
         shown += [(doc, floor * raw / more[0][1]) for doc, raw in more]
-        relaxed = bool(more)
     shown = [(doc, score) for doc, score in shown if min_score is None or score >= min_score]
     if recency:
         shown = newest_first(kb, shown)
-    hits = to_hits(kb, shown[:limit], typed, loose)
+    hits = to_hits(kb, shown[:limit], typed)
     meta = {"query": query, "mode": "bm25", "totalResults": len(hits), "queryLanguage": lang or guess_language(query) or "und",
-            "relaxed": relaxed} | ({"order": "recency"} if recency else {})
+            "relaxed": not full.issuperset(doc for doc, _ in shown[:limit])} | ({"order": "recency"} if recency else {})
     return {"results": hits, "meta": meta | echoed(kb, bounds, lang, intent, exclude)}
 
 
@@ -5019,20 +5070,18 @@ def unready(kb: KB) -> list[str]:
 
 
 def bm25(kb: KB, match: str, bounds: Bounds, limit: int, keep: Callable[[list[int]], set[int]] | None = None,
-         symbols: Iterable[str] = ()) -> list[tuple[int, float]]:
+         prefixes: Iterable[str] = ()) -> list[tuple[int, float]]:
     """Best `limit` documents for an FTS5 expression: [(doc_id, raw bm25 > 0)], ties by collection and path.
 
-    `symbols` must stand in the raw text (c++ is not c); `keep` says which documents an exclusion leaves over.
+    `keep` says which documents an exclusion leaves over; some word of the document must begin with each of `prefixes`.
     """
-    sql, values = bounds.sql, list(bounds.values)
-    for text in symbols:
-        sql += " AND EXISTS (SELECT 1 FROM mirrors m WHERE m.id = d.mirror_id AND (instr(lower(m.body), ?) OR instr(lower(d.title || d.path), ?)))"
-        values += [text, text]
+    begins = "".join(" AND begins(?, d.title, d.path, (SELECT body FROM mirrors WHERE id = d.mirror_id))" for _ in prefixes)
     ask, found = limit, []
     while True:
         rows = kb.db.execute(f"""
             SELECT d.id, -bm25(docs_fts, {WEIGHTS}) AS raw FROM docs_fts JOIN documents d ON d.id = docs_fts.rowid
-            WHERE docs_fts MATCH ? AND {sql} ORDER BY raw DESC, d.collection, d.path LIMIT ?""", [match, *values, ask]).fetchall()
+            WHERE docs_fts MATCH ? AND {bounds.sql} {begins} ORDER BY raw DESC, d.collection, d.path LIMIT ?""",
+            [match, *bounds.values, *prefixes, ask]).fetchall()
         found = [(doc, max(raw, 1e-9)) for doc, raw in rows]
         if keep:
             left = keep([doc for doc, _ in found])
@@ -5040,6 +5089,11 @@ def bm25(kb: KB, match: str, bounds: Bounds, limit: int, keep: Callable[[list[in
         if len(found) >= limit or len(rows) < ask:
             return found[:limit]
         ask *= 4
+
+
+def begins(prefix: str, *texts: str) -> bool:
+    "Whether a word of the texts begins with the lower-case prefix; also an SQL function."
+    return any(re.search(rf"\b{re.escape(prefix)}", text.lower()) for text in texts)
 
 
 def excluder(kb: KB, exclude: Iterable[str]) -> Callable[[list[int]], set[int]] | None:
@@ -5070,6 +5124,7 @@ def newest_first(kb: KB, ranked: list[tuple[int, float]]) -> list[tuple[int, flo
     return sorted(ranked, key=lambda pair: at.get(pair[0], ""), reverse=True)
 
 
+PIECE = 16_000           # characters of a long body that are marked at a time
 WINDOW = 300             # characters within which matches count as one place
 SNIPPET = 400            # characters of a snippet at most
 OPEN, CLOSE = "\x01", "\x02"                # highlight marks; no mirror holds control characters
@@ -5090,7 +5145,7 @@ def bare(text: str) -> str:
 def find_marks(highlighted: str | None, body: str, typed: Typed) -> list[Mark]:
     "The matches of a highlighted body, labelled, and those of runs without blanks, found in the raw text."
     terms = typed.phrases + typed.terms
-    labels = {t.text: bare(t.text) for t in terms if t.kind != "cjk"}
+    labels = {t.text: bare(t.text) for t in terms if t.kind in ("word", "phrase")}
     marks, cache = [], {}
     if highlighted and OPEN in highlighted:
         shift = 0
@@ -5098,10 +5153,12 @@ def find_marks(highlighted: str | None, body: str, typed: Typed) -> list[Mark]:
             plain = cache.get(m[1])
             if plain is None:
                 word = bare(m[1])
-                plain = cache[m[1]] = max(labels, key=lambda t: len(os.path.commonprefix([labels[t], word])), default=m[1])
+                plain = cache[m[1]] = max(labels, default="", key=lambda t: (
+                    len(os.path.commonprefix([labels[t], word])), -abs(len(labels[t]) - len(word))))
             start = m.start() - shift
-            marks.append(Mark(start, start + len(m[1]), plain))
             shift += 2
+            if plain:
+                marks.append(Mark(start, start + len(m[1]), plain))
     lower = body.lower()
     lower = lower if len(lower) == len(body) else body      # a few letters change length; offsets must not
     for t in terms:
@@ -5109,9 +5166,14 @@ def find_marks(highlighted: str | None, body: str, typed: Typed) -> list[Mark]:
             whole = [Mark(m.start(), m.end(), t.text) for m in re.finditer(re.escape(t.text), lower)]
             pairs = {t.text[i:i + 2] for i in range(len(t.text) - 1)} if not whole and len(t.text) > 4 else ()
             marks += whole or [Mark(m.start(), m.end(), m[0]) for p in pairs for m in re.finditer(re.escape(p), lower)]
+        elif t.kind == "symbol":
+            marks += [Mark(m.start(), m.end(), t.text) for m in re.finditer(SYMBOLIC, lower) if m[0].startswith(t.text)]
+        elif t.kind == "prefix":
+            marks += [Mark(m.start(), m.end(), t.text) for m in re.finditer(rf"\b{re.escape(t.text)}\w*", lower)]
         elif not lower.isascii() and t.text not in {m.label for m in marks}:     # a word glued to a run, or with points
             pattern = re.escape(t.text) if t.text.isascii() else f"[{POINTS}]*".join(map(re.escape, t.text))
-            marks += [Mark(m.start(), m.end(), t.text) for m in re.finditer(pattern, lower)]
+            marks += [Mark(m.start(), m.end(), t.text) for m in re.finditer(pattern, lower)] or [
+                Mark(m.start(), m.end(), t.text) for m in re.finditer(r"\w+", body) if m[0].casefold() == t.text]
     return sorted(marks)
 
 
@@ -5172,6 +5234,13 @@ def best_lines(body: str, marks: list[Mark], low=0, high=10 ** 9) -> Snippet:
         at += len(body[at:high]) - len(body[at:high].lstrip()) if body[at:high].strip() else 0
         return snippet_at(body, at, at, [])
     window = marks[first:last]
+    wanted, group, at = len({m.label for m in window}), [], -1
+    for m in marks if wanted > 1 else ():                   # one line with all the words beats a window with them
+        if m.start >= at:
+            group, at = [], body.find("\n", m.start) % (len(body) + 1)
+        group.append(m)
+        if len({g.label for g in group[-20:]}) >= wanted:
+            return snippet_at(body, group[0].start, group[0].end, group)
     by_line: dict[int, set[str]] = {}
     for m in window:
         by_line.setdefault(body.rfind("\n", 0, m.start) + 1, set()).add(m.label)
@@ -5210,7 +5279,30 @@ def title_line(body: str, title: str) -> int:
     return 0
 
 
-def to_hits(kb: KB, ranked: list[tuple[int, float]], typed: Typed, match: str, spans: dict[int, tuple[int, int]] | None = None) -> list[Hit]:
+def highlighted(kb: KB, doc: int, body: str, match: str) -> str | None:
+    """The body with OPEN and CLOSE around whatever the FTS5 expression matches, by the index's own rules.
+
+    FTS5 takes time in proportion to length times matches, so a long body is marked in pieces, in an index of its own.
+    """
+    if len(body) <= 4 * PIECE:
+        row = kb.db.execute("SELECT highlight(docs_fts, 2, ?, ?) FROM docs_fts WHERE docs_fts MATCH ? AND rowid = ?",
+                            [OPEN, CLOSE, match, doc]).fetchone()
+        return row[0] if row else None
+    pieces, at = [], 0
+    while at < len(body):
+        end = body.find("\n", at + PIECE, at + 2 * PIECE) + 1 or at + 2 * PIECE
+        pieces.append(body[at:end])
+        at = end
+    db = sqlite3.connect(":memory:")
+    db.execute("CREATE VIRTUAL TABLE pieces USING fts5(body, tokenize='porter unicode61 remove_diacritics 2')")
+    db.executemany("INSERT INTO pieces(rowid, body) VALUES (?, ?)", enumerate(pieces))
+    for n, text in db.execute("SELECT rowid, highlight(pieces, 0, ?, ?) FROM pieces WHERE pieces MATCH ?", [OPEN, CLOSE, match]):
+        pieces[n] = text
+    db.close()
+    return "".join(pieces)
+
+
+def to_hits(kb: KB, ranked: list[tuple[int, float]], typed: Typed, spans: dict[int, tuple[int, int]] | None = None) -> list[Hit]:
     """What a caller sees of ranked documents: one statement for all rows, the place of the match by the index's own rules.
 
     `spans` gives the chunk {doc_id: (start, end)} that a vector search found; the place lies inside it unless the words
@@ -5223,14 +5315,13 @@ def to_hits(kb: KB, ranked: list[tuple[int, float]], typed: Typed, match: str, s
         FROM documents d JOIN mirrors m ON m.id = d.mirror_id WHERE d.id IN (SELECT value FROM json_each(?))""",
         [json.dumps([doc for doc, _ in ranked])])}
     wanted = len({t.text for t in typed.phrases + typed.terms})
+    match = " OR ".join(t.match for t in typed.phrases + typed.terms)
     for doc, score in ranked:
         if doc not in rows:                 # removed between the two statements
             continue
         (_, collection, path, docid, title, lang, kind, categories, mime, ext, size, mtime, date, source_hash, converter, mirror_hash,
          body) = rows[doc]
-        marked = kb.db.execute("SELECT highlight(docs_fts, 2, ?, ?) FROM docs_fts WHERE docs_fts MATCH ? AND rowid = ?",
-                               [OPEN, CLOSE, match, doc]).fetchone()
-        marks = find_marks(marked[0] if marked else None, body, typed)
+        marks = find_marks(highlighted(kb, doc, body, match) if match else None, body, typed)
         if doc in spans:
             low, high = spans[doc]
             first, last, _ = best_place(marks)
@@ -5329,8 +5420,7 @@ def vsearch(kb, query: QueryText, limit: Limit = 5, min_score: MinScore = None, 
     if recency:
         ranked = newest_first(kb, ranked)
     typed = parse_or_nothing(query)
-    hits = to_hits(kb, ranked[:limit], typed, match_any(typed) if typed.terms or typed.phrases else '""',
-                   {doc: span for doc, _, span in near})
+    hits = to_hits(kb, ranked[:limit], typed, {doc: span for doc, _, span in near})
     meta = {"query": query, "mode": "vector", "totalResults": len(hits), "vectorsUsed": True,
             "queryLanguage": lang or guess_language(query) or "und"} | ({"order": "recency"} if recency else {})
     return {"results": hits, "meta": meta | echoed(kb, bounds, lang, intent, exclude)}
@@ -5467,7 +5557,7 @@ def query(kb, query: QueryText, limit: Limit = 5, min_score: MinScore = None, wh
     ranked = [pair for pair in ranked if min_score is None or round(pair[1], 6) >= min_score]
     if recency:
         ranked = newest_first(kb, ranked[: limit * 3])
-    hits = to_hits(kb, ranked[:limit], typed, match, {doc: span for doc, _, span in near})
+    hits = to_hits(kb, ranked[:limit], typed, {doc: span for doc, _, span in near})
     off = "graph_disabled" if no_graph or fast or not graph else "graph_unavailable"
     meta = {"query": query, "mode": "hybrid" if used else "bm25_only", "totalResults": len(hits), "expanded": False, "reranked": False,
             "vectorsUsed": used, "candidateLimit": candidate_limit or (40 if thorough and not fast else 20),

@@ -18,6 +18,8 @@ from conftest import ROOT, Client, add, cli, environment, new_kb, run, write
 
 import gno
 
+os.environ.pop("PYTHONUNBUFFERED", None)                             # commands buffer their output, as they do for everybody
+
 NOTES = {
     "a.md": "# Alpha\n\none quorum\ntwo\nthree\n", "b.md": "---\ntags: [work, work/deep]\nauthor: Ada\n---\n# Beta & <Co>\n\nA \"quorum\", 'quoted'; yes.\n",
     "sub/größe 🦓.md": "# Größe 🦓\n\nZählt als quorum: 東京都 – “so”.\n", "c.md": "# Gamma\n\nalpha beta together\n",
@@ -357,6 +359,27 @@ def test_a_folder_is_asked_directly_and_its_index_used_again(tmp_path):
     assert "no collections" in ok(base, "collection", "list")
 
 
+def test_folders_given_twice_or_in_another_order_are_the_same(tmp_path):
+    base, one, two = tmp_path / "gno", write(tmp_path / "a" / "notes", {"x.md": "zebra\n"}), write(tmp_path / "b" / "notes", {"y.md": "zebra\n"})
+    base.mkdir()
+
+    def found(*folders):
+        return sorted((h["uri"], h["source"]["absPath"]) for h in hits(base, "search", "zebra", *(w for f in folders for w in ("--folder", str(f)))))
+    assert found(one, two) == found(two, one) and len({uri for uri, _ in found(one, two)}) == 2
+    assert len(found(one, str(one) + "/", one)) == 1 and len(found(one, two, one)) == 2
+    assert len([n for n in files_below(base) if n.endswith(".sqlite")]) == 2
+
+
+def test_the_model_leaves_nothing_outside_of_our_places(tmp_path):
+    root = write(tmp_path / "notes", NOTES)
+    (tmp_path / "home").mkdir()
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("GNO_", "XDG_"))} | {"HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
+    for words in (["setup", str(root)], ["vsearch", "people who vote"]):
+        assert subprocess.run([sys.executable, str(ROOT / "gno.py"), *words], capture_output=True, cwd=tmp_path, env=env, timeout=60).returncode == 0
+    kept = {n for n in files_below(tmp_path / "home") if not n.endswith("/")}
+    assert {os.path.dirname(n) for n in kept} <= {".config/gno", ".local/share/gno"}, kept
+
+
 def test_named_indexes_and_configurations_stand_apart(fresh, tmp_path):
     assert "4 added" in ok(fresh, "sync", "--index", "Other")
     assert hits(fresh, "search", "gamma", "--index", "OTHER")[0]["uri"].lower() == "gno://notes/c.md?index=other"
@@ -382,6 +405,30 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(tmp_path_factory, 
     assert proc.stderr.read() == b"" and proc.wait(20) in (0, -signal.SIGPIPE, 128 + signal.SIGPIPE)
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@pytest.mark.parametrize("words", [["help"], ["ls"], ["search", "quorum", "--json"], ["get", "notes/a.md"], ["mcp"]], ids=" ".join)
+def test_a_full_disk_is_an_error_and_no_traceback(base, words):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, str(ROOT / "gno.py"), *words], input=b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n', stdout=full, stderr=subprocess.PIPE,
+                              cwd=base, env=environment(base), timeout=30)
+    assert b"Traceback" not in done.stderr and (done.returncode == 2 and b"No space left" in done.stderr or words == ["mcp"]), done
+
+
+@pytest.mark.parametrize("words", [["search", "quorum"], ["get", "notes/a.md"], ["status"], ["sync"]], ids=" ".join)
+def test_a_working_folder_that_is_gone_does_not_matter(base, tmp_path, words):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = f"import os, sys; os.rmdir({str(gone)!r}); os.execv(sys.executable, [sys.executable, {str(ROOT / 'gno.py')!r}, *sys.argv[1:]])"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, cwd=gone, env=environment(base), timeout=30)
+    assert done.returncode == 0 and done.stdout and b"Traceback" not in done.stderr, done
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-"])
+def test_a_closed_standard_stream_is_no_reason_to_fail(base, closed):
+    done = subprocess.run(["sh", "-c", f'"$0" "$1" status {closed}', sys.executable, str(ROOT / "gno.py")], capture_output=True, cwd=base, env=environment(base), timeout=30)
+    assert done.returncode == 0 and b"Traceback" not in done.stderr and (closed == ">&-" or b"Index: default" in done.stdout), done
+
+
 LOCALES = [{"LC_ALL": "C", "PYTHONUTF8": "0"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "cp1252"}, {"PYTHONIOENCODING": "ascii"}]
 
 
@@ -394,9 +441,11 @@ def test_any_locale_will_do(base, env, words):
 
 
 @pytest.mark.parametrize("env", LOCALES, ids=["C", "cp1252", "ascii"])
-def test_json_says_the_same_in_every_locale(base, env):
+def test_json_and_xml_say_the_same_in_every_locale(base, env):
     done = cli(base, "search", "quorum", "--json", env=env)
     assert json.loads(done.stdout) == json.loads(ok(base, "search", "quorum", "--json"))
+    xml = cli(base, "search", "quorum", "--xml", env=env).stdout
+    assert ElementTree.tostring(ElementTree.fromstring(xml)) == ElementTree.tostring(ElementTree.fromstring(cli(base, "search", "quorum", "--xml").stdout))
 
 
 @pytest.mark.parametrize("source, text", [

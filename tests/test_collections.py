@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import add, cli, new_kb, place, run, write
+from test_kb import failure
 
 import gno
 
@@ -31,13 +32,6 @@ def opened(root: Path):
     finally:
         seen += [os.path.relpath(p, root) for p in WATCHED[1:] if p.startswith(f"{root}{os.sep}")]
         WATCHED.clear()
-
-
-def failure(action) -> gno.GnoError:
-    "The GnoError that action() raises."
-    with pytest.raises(gno.GnoError) as caught:
-        action()
-    return caught.value
 
 
 def found(kb, query="alpha") -> list[str]:
@@ -71,11 +65,13 @@ ROOTS = [
     ("", "INVALID_PATH"), ("   ", "INVALID_PATH"), ("{home}/no\0tes", "INVALID_PATH"),
     ("/", "INVALID_PATH"), ("//", "INVALID_PATH"), ("/.", "INVALID_PATH"), ("/usr/..", "INVALID_PATH"),
     ("~", "INVALID_PATH"), ("~/", "INVALID_PATH"), ("{home}", "INVALID_PATH"), ("{home}/notes/..", "INVALID_PATH"),
-    ("/etc", "INVALID_PATH"), ("/etc/", "INVALID_PATH"), ("//etc", "INVALID_PATH"), ("/etc/ssl", "INVALID_PATH"), ("/etc/no/such", "INVALID_PATH"),
+    ("/etc", "INVALID_PATH"), ("/etc/", "INVALID_PATH"), ("//etc", "INVALID_PATH"), ("/etc/ssl", "INVALID_PATH"),
+    ("/etc/no/such", "INVALID_PATH"),
     ("/usr", "INVALID_PATH"), ("/bin", "INVALID_PATH"), ("/sbin", "INVALID_PATH"), ("/var", "INVALID_PATH"), ("/System", "INVALID_PATH"),
     ("/System/x", "INVALID_PATH"), ("/Library", "INVALID_PATH"), ("/home", "INVALID_PATH"), ("/home/somebody", "INVALID_PATH"),
     ("/Users/somebody", "INVALID_PATH"), ("/proc", "INVALID_PATH"), ("/proc/1", "INVALID_PATH"), ("/proc/self/cwd", "INVALID_PATH"),
-    ("/dev", "INVALID_PATH"), ("/dev/shm", "INVALID_PATH"), ("/sys/kernel", "INVALID_PATH"), ("/boot", "INVALID_PATH"), ("/tmp", "INVALID_PATH"),
+    ("/dev", "INVALID_PATH"), ("/dev/shm", "INVALID_PATH"), ("/sys/kernel", "INVALID_PATH"), ("/boot", "INVALID_PATH"),
+    ("/tmp", "INVALID_PATH"),
     ("~/.ssh", "INVALID_PATH"), ("~/.ssh/keys", "INVALID_PATH"), ("{home}/.ssh/keys", "INVALID_PATH"), ("~/.ssh/none", "INVALID_PATH"),
     ("~/.gnupg", "INVALID_PATH"), ("~/.aws", "INVALID_PATH"), ("~/.config", "INVALID_PATH"), ("~/.local", "INVALID_PATH"),
     ("~/.config/gno", "INVALID_PATH"),
@@ -83,31 +79,32 @@ ROOTS = [
     ("$HOME/notes", "INVALID_PATH"), ("${{HOME}}/notes", "INVALID_PATH"), ("{home}/$NONE/notes", "INVALID_PATH"),
     ("~nobody-of-this-name/notes", "INVALID_PATH"),
     ("C:\\notes", "INVALID_PATH"), ("c:/notes", "INVALID_PATH"), ("\\\\server\\share", "INVALID_PATH"), ("C:notes", "INVALID_PATH"),
-    ("{home}/file.md", "INVALID_PATH"), ("{home}/none", "PATH_NOT_FOUND"), ("{home}/file.md/x", "PATH_NOT_FOUND"), ("~/none", "PATH_NOT_FOUND"),
+    ("{home}/file.md", "INVALID_PATH"), ("{home}/none", "PATH_NOT_FOUND"), ("{home}/file.md/x", "PATH_NOT_FOUND"),
+    ("~/none", "PATH_NOT_FOUND"),
     ("{home}/" + "x" * 300, "PATH_NOT_FOUND"), ("{home}/loop", "PATH_NOT_FOUND"), ("{home}/dead", "PATH_NOT_FOUND"),
 ]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="paths of other systems")
 def test_which_folders_may_become_a_collection(home):
-    for name, target in (("link-to-notes", "notes"), ("link-to-ssh", ".ssh"), ("link-to-etc", "/etc"), ("link-to-home", "."), ("loop", "loop"),
-                         ("dead", "none")):
+    for name, target in (("link-to-notes", "notes"), ("link-to-ssh", ".ssh"), ("link-to-etc", "/etc"), ("link-to-home", "."),
+                         ("loop", "loop"), ("dead", "none")):
         (home / name).symlink_to(target)
     for typed, expected in ROOTS:
         path = typed.format(home=home)
         if expected.isupper():
-            error = failure(lambda: gno.collection_root(path, False))
+            error = failure(gno.collection_root, path, False)
             assert error.code == expected, (path, error)
         else:
             assert gno.collection_root(path, False) == str(home / expected), path
 
 
 def test_relative_folders_are_for_people_in_a_shell(home):
-    for path, expected in [("notes", "notes"), ("./notes", "notes"), ("../me/notes", "notes"), (".", "INVALID_PATH"), ("none", "PATH_NOT_FOUND"),
-                           ("..", None), ("file.md", "INVALID_PATH")]:
-        assert failure(lambda: gno.collection_root(path, False)).code == "INVALID_PATH", path
+    for path, expected in [("notes", "notes"), ("./notes", "notes"), ("../me/notes", "notes"), (".", "INVALID_PATH"),
+                           ("none", "PATH_NOT_FOUND"),                           ("..", None), ("file.md", "INVALID_PATH")]:
+        assert failure(gno.collection_root, path, False).code == "INVALID_PATH", path
         if expected and expected.isupper():
-            assert failure(lambda: gno.collection_root(path, True)).code == expected, path
+            assert failure(gno.collection_root, path, True).code == expected, path
         elif expected:
             assert gno.collection_root(path, True) == str(home / expected)
 
@@ -129,7 +126,7 @@ def test_a_refused_folder_writes_nothing(kb, tmp_path):
     for arguments in [{"path": "/etc"}, {"path": str(tmp_path / "none")}, {"path": str(tmp_path / "n"), "name": "no name"},
                       {"path": str(tmp_path / "n"), "pattern": "{a"}, {"path": str(tmp_path / "n"), "pattern": "../*.md"},
                       {"path": str(tmp_path / "n"), "exclude": ["[a"]}]:
-        error = failure(lambda: run(kb, "add_collection", **arguments))
+        error = failure(run, kb, "add_collection", **arguments)
         assert error.code in ("INVALID_PATH", "PATH_NOT_FOUND", "INVALID_INPUT"), arguments
         assert not os.path.exists(kb.config_path) and not os.path.exists(kb.db_path), arguments
 
@@ -140,25 +137,26 @@ def test_collection_names():
     for given, folder, expected in [
         (None, "Notes", "notes"), (None, "My Notes (2024)!", "my-notes-2024"), (None, "Über uns", "uber-uns"), (None, "日本語", "notes"),
         (None, "_private_", "private"), (None, ".hidden", "hidden"), (None, "x" * 90, "x" * 64), (None, "a.b", "a-b"),
-        ("notes", "x", "notes"), ("NOTES", "x", "notes"), ("  a ", "x", "a"), ("7", "x", "7"), ("a_b-c", "x", "a_b-c"), ("a" * 64, "x", "a" * 64),
+        ("notes", "x", "notes"), ("NOTES", "x", "notes"), ("  a ", "x", "a"), ("7", "x", "7"), ("a_b-c", "x", "a_b-c"),
+        ("a" * 64, "x", "a" * 64),
     ]:
         name = gno.collection_name(given, "/r/" + folder, ())
         assert name == expected and gno.NAME_RULE.fullmatch(name), (given, folder)
     for given in ("", " ", "a b", "-a", "_a", "ä", "a/b", "../a", "a.b", "a:b", "日本", "a\nb", "a" * 65):
-        assert failure(lambda: gno.collection_name(given, "/r/x", ())).code == "INVALID_PATH", given
+        assert failure(gno.collection_name, given, "/r/x", ()).code == "INVALID_PATH", given
 
 
 def test_a_taken_name_comes_with_a_free_one(kb, tmp_path):
     write(tmp_path, {"x/notes/a.md": "alpha", "y/Notes/b.md": "alpha", "z/notes/c.md": "alpha"})
     run(kb, "add_collection", path=str(tmp_path / "x" / "notes"))
     for arguments in ({"path": str(tmp_path / "y" / "Notes")}, {"path": str(tmp_path / "y" / "Notes"), "name": "NOTES"}):
-        error = failure(lambda: run(kb, "add_collection", **arguments))
+        error = failure(run, kb, "add_collection", **arguments)
         assert error.code == "DUPLICATE" and error.hint.endswith("notes-2")
     run(kb, "add_collection", path=str(tmp_path / "y" / "Notes"), name="notes-2")
-    error = failure(lambda: run(kb, "add_collection", path=str(tmp_path / "z" / "notes")))
+    error = failure(run, kb, "add_collection", path=str(tmp_path / "z" / "notes"))
     assert error.hint.endswith("notes-3")
     taken = {"a" * 64}
-    hint = failure(lambda: gno.collection_name("a" * 64, "/r", taken)).hint.split()[-1]
+    hint = failure(gno.collection_name, "a" * 64, "/r", taken).hint.split()[-1]
     assert gno.collection_name(hint, "/r", taken) == hint
     assert found(kb) == ["notes-2/b.md", "notes/a.md"]
 
@@ -168,7 +166,7 @@ def test_a_folder_is_one_collection_however_it_is_spelt(kb, tmp_path):
     (tmp_path / "link").symlink_to(root)
     add(kb, root)
     for path in (root, f"{root}/", f"{root}/../n", tmp_path / "link"):
-        error = failure(lambda: run(kb, "add_collection", path=str(path), name="other"))
+        error = failure(run, kb, "add_collection", path=str(path), name="other")
         assert error.code == "DUPLICATE" and "notes" in error.message and "notes" in error.hint
     write(root, {"sub/b.md": "alpha"})      # a folder inside it is another one
     add(kb, root / "sub", "sub")
@@ -178,8 +176,8 @@ def test_a_folder_is_one_collection_however_it_is_spelt(kb, tmp_path):
 # ---- what the default pattern leaves out ---------------------------------------------------------
 
 def test_left_out_files_are_counted_and_the_hint_brings_them_in(kb, tmp_path):
-    root = write(tmp_path / "n", {"a.md": "alpha", "b.txt": "alpha", "c.TXT": "alpha", "d.py": "alpha = 1", "e.unknown": "alpha", ".hidden.txt": "alpha",
-                                  "node_modules/f.txt": "alpha"})
+    root = write(tmp_path / "n", {"a.md": "alpha", "b.txt": "alpha", "c.TXT": "alpha", "d.py": "alpha = 1", "e.unknown": "alpha",
+                                  ".hidden.txt": "alpha", "node_modules/f.txt": "alpha"})
     kb.mode = "stdio"                       # a client of a server, not a person in a shell
     job = gno.add_collection(kb, str(root), "notes")
     assert job.answer["pattern"] == "**/*.md" and job.answer["leftOut"] == {".py": 1, ".txt": 2}
@@ -215,7 +213,7 @@ def test_removed_and_added_again_without_reading_a_file(kb, tmp_path):
     answer = run(kb, "remove_collection", collection="NOTES")
     assert answer | {"note": ""} == {"removed": True, "collection": "notes", "configUpdated": True, "indexedDataRetained": True, "note": ""}
     assert found(kb) == [] and run(kb, "list_tags")["tags"] == [] and run(kb, "status")["totalDocuments"] == 0
-    error = failure(lambda: run(kb, "get", ref="notes/a.md"))
+    error = failure(run, kb, "get", ref="notes/a.md")
     assert error.code == "NOT_FOUND" and "collection" in error.hint
     assert sorted(os.listdir(root)) == ["a.md", "b.md", "c.md"]
     (root / "b.md").write_text("alpha, edited meanwhile")
@@ -225,7 +223,7 @@ def test_removed_and_added_again_without_reading_a_file(kb, tmp_path):
     assert files == ["b.md"]
     assert found(kb) == ["notes/a.md", "notes/b.md"] and found(kb, "edited") == ["notes/b.md"]
     assert run(kb, "list_tags")["tags"] == [{"tag": "tag", "count": 1}]
-    assert failure(lambda: run(kb, "remove_collection", collection="none")).code == "NOT_FOUND"
+    assert failure(run, kb, "remove_collection", collection="none").code == "NOT_FOUND"
 
 
 def test_added_again_with_another_folder_or_pattern(kb, tmp_path):
@@ -245,12 +243,12 @@ def test_a_collection_that_contexts_mention_stays(kb, tmp_path):
     add(kb, write(tmp_path / "m", {"a.md": "alpha"}), "note")
     path = Path(kb.config_path)
     plain = path.read_text()
-    for key, refused in [("notes:", True), ("gno://notes/a", True), ("gno://notes/", True), ("gno://notes", True), ("/", False), ("note:", False),
-                         ("gno://notes2/a", False), ("notes2:", False)]:
+    for key, refused in [("notes:", True), ("gno://notes/a", True), ("gno://notes/", True), ("gno://notes", True), ("/", False),
+                         ("note:", False), ("gno://notes2/a", False), ("notes2:", False)]:
         path.write_text(plain + f"contexts:\n- {{scopeType: x, scopeKey: '{key}', text: t}}\n")
         before = path.read_bytes()
         if refused:
-            error = failure(lambda: run(kb, "remove_collection", collection="Notes"))
+            error = failure(run, kb, "remove_collection", collection="Notes")
             assert error.code == "HAS_REFERENCES" and key in error.message and path.read_bytes() == before, key
             assert "notes/a.md" in found(kb)
         else:
@@ -266,7 +264,7 @@ def test_taken_out_of_the_file_by_hand(kb, tmp_path):
     path = Path(kb.config_path)
     text = path.read_text()
     path.write_text("version: '1.0'\n")
-    assert found(kb) == [] and failure(lambda: run(kb, "get", ref="notes/a.md")).code == "NOT_FOUND"
+    assert found(kb) == [] and failure(run, kb, "get", ref="notes/a.md").code == "NOT_FOUND"
     assert run(kb, "sync")["collections"] == []
     path.write_text(text)
     with opened(tmp_path / "n") as files:
@@ -281,16 +279,16 @@ def test_rename_keeps_the_index(kb, tmp_path):
     add(kb, root)
     assert run(kb, "collection_rename", collection="notes", name="Work") == {"renamed": "notes", "collection": "work"}
     assert found(kb) == ["work/a.md", "work/b.md"] and run(kb, "get", ref="work/a.md")["content"] == "alpha #t\n"
-    assert failure(lambda: run(kb, "get", ref="notes/a.md")).code == "NOT_FOUND"
+    assert failure(run, kb, "get", ref="notes/a.md").code == "NOT_FOUND"
     assert run(kb, "list_tags", collection="work")["tags"] == [{"tag": "t", "count": 1}]
     with opened(root) as files:
         assert counts(run(kb, "sync")) == (0, 0, 2, 0, 0)
     assert files == [], "a renamed collection is read again"
     for new, code in [("a b", "INVALID_PATH"), ("", "INVALID_INPUT"), ("x" * 65, "INVALID_PATH")]:
-        assert failure(lambda: run(kb, "collection_rename", collection="work", name=new)).code == code, new
+        assert failure(run, kb, "collection_rename", collection="work", name=new).code == code, new
     add(kb, write(tmp_path / "m", {"a.md": "beta"}), "other")
-    assert failure(lambda: run(kb, "collection_rename", collection="work", name="OTHER")).code == "DUPLICATE"
-    assert failure(lambda: run(kb, "collection_rename", collection="none", name="x")).code == "NOT_FOUND"
+    assert failure(run, kb, "collection_rename", collection="work", name="OTHER").code == "DUPLICATE"
+    assert failure(run, kb, "collection_rename", collection="none", name="x").code == "NOT_FOUND"
     run(kb, "collection_rename", collection="work", name="WORK")
     assert found(kb) == ["work/a.md", "work/b.md"]
 
@@ -331,8 +329,8 @@ def test_cleanup_gives_the_space_back(kb, tmp_path):
     answer = run(kb, "cleanup")
     after = os.path.getsize(kb.db_path)
     assert answer["documents"] == 150 and answer["bytesFreed"] > 0 and after < before / 4
-    assert kb.db.execute("SELECT count(*) FROM documents").fetchone() == (2,) and kb.db.execute("SELECT count(*) FROM mirrors").fetchone() == (2,)
-    assert kb.db.execute("SELECT count(*) FROM chunks c WHERE NOT EXISTS (SELECT 1 FROM mirrors m WHERE m.id = c.mirror_id)").fetchone() == (0,)
+    for left, sql in [(2, "documents"), (2, "mirrors"), (0, "chunks WHERE mirror_id NOT IN (SELECT id FROM mirrors)")]:
+        assert kb.db.execute(f"SELECT count(*) FROM {sql}").fetchone() == (left,), sql
     assert found(kb) == ["more/a.md"] and found(kb, "word7") == ["more/twin.md"] and run(kb, "doctor")["healthy"]
     with opened(root) as files:
         assert counts(add(kb, root)) == (150, 0, 0, 0, 0)
@@ -380,7 +378,8 @@ def test_setup_keeps_a_configuration_that_is_there(tmp_path):
     base = tmp_path / "gno"
     root = write(tmp_path / "n", {"a.md": "alpha"})
     config = Path(place(base)["config"], "index.yml")
-    write(config.parent, {"index.yml": "# mine\ncollections:\n- name: own   # own\n  path: " + json.dumps(str(root)) + "\n  pattern: '*.md'\n"})
+    text = f"# mine\ncollections:\n- name: own   # own\n  path: {json.dumps(str(root))}\n  pattern: '*.md'\n"
+    write(config.parent, {"index.yml": text})
     before = config.read_bytes()
     done = cli(base, "setup", str(root), "--no-embed")
     assert done.returncode == 0 and config.read_bytes() == before, done.stderr

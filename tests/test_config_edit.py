@@ -1,6 +1,5 @@
 """Edits of index.yml as text: what was asked for changes, and nothing else does."""
 import difflib
-import json
 
 import pytest
 import yaml

@@ -15,6 +15,8 @@ from conftest import ROOT, add, cli, environment, new_kb, place, run, write
 
 import gno
 
+os.environ.pop("PYTHONUNBUFFERED", None)                             # commands buffer their output, as they do for everybody
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

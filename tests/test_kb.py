@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 import gno
 
 
-def failure(action) -> gno.GnoError:
-    "The GnoError that action() raises."
+def failure(action, *arguments, **named) -> gno.GnoError:
+    "The GnoError that a call raises."
     with pytest.raises(gno.GnoError) as caught:
-        action()
+        action(*arguments, **named)
     return caught.value
 
 
@@ -90,7 +90,7 @@ def test_index_names():
         assert gno.index_identity(typed) == identity, typed
         assert len(f"index-{identity}.sqlite".encode()) <= 255
     for typed in BAD_NAMES:
-        assert failure(lambda: gno.index_identity(typed)).code == "INVALID_INPUT", typed
+        assert failure(gno.index_identity, typed).code == "INVALID_INPUT", typed
     for one, other in TWINS:
         assert gno.index_identity(one) == gno.index_identity(other), (one, other)
 
@@ -111,7 +111,7 @@ def test_two_spellings_are_one_file_and_a_bad_name_touches_nothing(tmp_path):
     one, other = (new_kb(tmp_path, name=name) for name in ("Straße", "STRASSE"))
     assert one.db_path == other.db_path == str(tmp_path / "data" / "index-strasse.sqlite")
     for name in ("../x", "a/b", ""):
-        assert failure(lambda: new_kb(tmp_path, name=name)).code == "INVALID_INPUT"
+        assert failure(new_kb, tmp_path, name=name).code == "INVALID_INPUT"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -131,7 +131,7 @@ def test_default_dirs(monkeypatch):
     ]:
         with monkeypatch.context() as patch:
             patch.setattr(gno.sys, "platform", platform)
-            assert gno.default_dirs(env) == dict(zip(kinds, expected)), (platform, env)
+            assert gno.default_dirs(env) == dict(zip(kinds, expected, strict=True)), (platform, env)
 
 
 # ---- index.yml ----------------------------------------------------------------------------------
@@ -166,7 +166,8 @@ def test_load_config_reads(tmp_path, monkeypatch):
     ("- a\n- b\n", "mapping"), ("just text", "mapping"), ("7", "mapping"),
     ("version: '2.0'", "2.0"), ("version: 1", "1"), ("version: null", "version"),
     ("collections: {a: /n}", "collections"), ("collections: 7", "collections"), ("collections: text", "collections"),
-    ("collections: [/n]", "collections[0]"), ("collections: [{name: a}]", "collections[0]"), ("collections: [{path: /n}]", "collections[0]"),
+    ("collections: [/n]", "collections[0]"), ("collections: [{name: a}]", "collections[0]"),
+    ("collections: [{path: /n}]", "collections[0]"),
     ("collections: [{name: a, path: /n}, {name: A, path: /m}]", "collections[1]"),
     ("collections: [{name: -a, path: /n}]", "name"), ("collections: [{name: a/b, path: /n}]", "name"),
     (f"collections: [{{name: {'a' * 65}, path: /n}}]", "name"),
@@ -179,7 +180,7 @@ def test_load_config_reads(tmp_path, monkeypatch):
 def test_load_config_refuses(tmp_path, text, says):
     path = tmp_path / "index.yml"
     path.write_text(text)
-    error = failure(lambda: gno.load_config(str(path)))
+    error = failure(gno.load_config, str(path))
     assert error.code == "INVALID_INPUT" and str(path) in error.message and says.lower() in error.message.lower(), error.message
 
 
@@ -187,7 +188,7 @@ def test_load_config_of_what_is_no_text(tmp_path):
     (tmp_path / "latin").write_bytes(b"x: \xff\xfe\xfa\n")
     (tmp_path / "folder").mkdir()
     for name in ("latin", "folder"):
-        error = failure(lambda: gno.load_config(str(tmp_path / name)))
+        error = failure(gno.load_config, str(tmp_path / name))
         assert error.code == "INVALID_INPUT" and name in error.message
 
 
@@ -197,7 +198,7 @@ def test_every_call_sees_the_configuration_of_the_moment(kb, tmp_path):
     path = Path(kb.config_path)
     good, before = path.read_text(), path.stat()
     path.write_text("collections: [")
-    error = failure(lambda: run(kb, "search", query="alpha"))
+    error = failure(run, kb, "search", query="alpha")
     assert error.code == "INVALID_INPUT" and str(path) in error.message
     path.write_text(good)
     assert len(run(kb, "search", query="alpha")["results"]) == 1
@@ -273,8 +274,8 @@ def test_comments_and_unknown_keys_survive_every_edit(kb, tmp_path, layout):
 
 
 @pytest.mark.parametrize("text", [
-    "", "# only this\n", 'version: "1.0"\n', "version: '1.0'\ncollections: []\n", "collections: []   # none yet\n", "collections:\n", "collections:\n\n# end\n",
-    "---\nversion: '1.0'\n",
+    "", "# only this\n", 'version: "1.0"\n', "version: '1.0'\ncollections: []\n", "collections: []   # none yet\n",
+    "collections:\n", "collections:\n\n# end\n", "---\nversion: '1.0'\n",
 ])
 def test_a_first_collection_fits_into_any_file(kb, tmp_path, text):
     path = Path(kb.config_path)
@@ -292,9 +293,10 @@ def test_a_file_that_cannot_be_edited_as_text_is_left_alone(kb, tmp_path):
     path = Path(kb.config_path)
     path.parent.mkdir(parents=True)
     (tmp_path / "n").mkdir()
-    for text in ("{version: '1.0', collections: []}\n", "version: '1.0'\n...\n", "collections: &all []\nmore: *all\n", "version: '1.0'\ncollections: []\ncollections: []\n"):
+    for text in ("{version: '1.0', collections: []}\n", "version: '1.0'\n...\n", "collections: &all []\nmore: *all\n",
+                 "version: '1.0'\ncollections: []\ncollections: []\n"):
         path.write_text(text)
-        error = failure(lambda: add(kb, tmp_path / "n"))
+        error = failure(add, kb, tmp_path / "n")
         assert error.code == "CONFLICT" and "by hand" in error.hint and path.read_text() == text, text
         assert os.listdir(path.parent) == ["index.yml"]
 
@@ -314,7 +316,7 @@ def test_reading_creates_nothing(tmp_path):
     for name, arguments in READS:
         run(kb, name, **arguments)
     for ref in ("notes/a.md", "gno://notes/a.md?index=other"):
-        assert failure(lambda: run(kb, "get", ref=ref)).code == "NOT_FOUND"
+        assert failure(run, kb, "get", ref=ref).code == "NOT_FOUND"
     kb.close()
     assert not (tmp_path / "gno").exists()
 
@@ -355,7 +357,7 @@ def test_a_newer_schema_is_refused_and_left_alone(tmp_path):
     kb.close()
     for action in (lambda kb: run(kb, "status"), lambda kb: run(kb, "index"), lambda kb: kb.wdb):
         kb = new_kb(tmp_path)
-        error = failure(lambda: action(kb))
+        error = failure(action, kb)
         assert error.code == "RUNTIME" and "99" in error.message and "newer gno" in error.hint
         kb.close()
     db = sqlite3.connect(kb.db_path)
@@ -397,7 +399,8 @@ def test_an_empty_file_is_an_empty_index(tmp_path):
 def test_many_processes_may_create_one_index_at_once(tmp_path):
     code = ("import os, sys, time, gno\nkb = gno.KB(writable=True)\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.001)\n"
             "with gno.transaction(kb.wdb): gno.set_meta(kb.wdb, sys.argv[2], 'here')\nkb.close()")
-    children = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "go"), f"p{i}"], env=environment(tmp_path), stderr=subprocess.PIPE)
+    children = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "go"), f"p{i}"], env=environment(tmp_path),
+                                 stderr=subprocess.PIPE)
                 for i in range(8)]
     time.sleep(0.3)
     (tmp_path / "go").touch()
@@ -430,12 +433,11 @@ def test_reading_never_waits_for_a_writer_and_never_sees_half(kb, tmp_path, monk
     add(kb, write(tmp_path / "n", {"a.md": "alpha"}))
     monkeypatch.setattr(gno, "BUSY_MS", 50)
     other = new_kb(tmp_path / "gno")
-    with pytest.raises(RuntimeError):
-        with gno.transaction(kb.wdb):
-            kb.wdb.execute("UPDATE documents SET title = 'changed'")
-            assert run(other, "search", query="alpha")["results"][0]["title"] == "a"
-            assert failure(lambda: gno.transaction(other.wdb).__enter__()).code == "LOCKED"
-            raise RuntimeError("the power fails")
+    with pytest.raises(RuntimeError), gno.transaction(kb.wdb):
+        kb.wdb.execute("UPDATE documents SET title = 'changed'")
+        assert run(other, "search", query="alpha")["results"][0]["title"] == "a"
+        assert failure(gno.transaction(other.wdb).__enter__).code == "LOCKED"
+        raise RuntimeError("the power fails")
     assert run(other, "search", query="alpha")["results"][0]["title"] == "a"
     with gno.transaction(other.wdb):        # and the failed transaction holds nothing
         pass
@@ -455,7 +457,7 @@ def test_a_named_index_is_read_and_never_made(tmp_path):
     assert got["content"] == "alpha of work\n" and got["uri"].lower() == "gno://notes/a.md?index=work"
     for ref, code in [("gno://notes/a.md?index=none", "NOT_FOUND"), ("gno://notes/a.md?index=a%2Fb", "INVALID_INPUT"),
                       ("gno://notes/a.md?index=", "INVALID_INPUT"), ("gno://notes/a.md?index=..", "INVALID_INPUT")]:
-        assert failure(lambda: run(kb, "get", ref=ref)).code == code, ref
+        assert failure(run, kb, "get", ref=ref).code == code, ref
     assert {f for f in os.listdir(base / "data") if "none" in f} == set()
     assert {f.removesuffix("-wal").removesuffix("-shm") for f in os.listdir(base / "data")} == \
         {f.removesuffix("-wal").removesuffix("-shm") for f in before}
@@ -473,12 +475,12 @@ def test_write_lock_is_for_one_process_and_dies_with_it(tmp_path):
     try:
         assert holder.stdout.readline() == b"held\n"
         for wait in (0, 0.1):
-            error = failure(lambda: gno.write_lock(str(tmp_path), wait))
+            error = failure(gno.write_lock, str(tmp_path), wait)
             assert error.code == "LOCKED" and error.hint
         holder.send_signal(signal.SIGKILL)
         holder.wait()
         with gno.write_lock(str(tmp_path), 5):
-            assert failure(lambda: gno.write_lock(str(tmp_path), 0)).code == "LOCKED"      # nor twice in this process
+            assert failure(gno.write_lock, str(tmp_path), 0).code == "LOCKED"      # nor twice in this process
         gno.write_lock(str(tmp_path), 0).close()
     finally:
         holder.kill()
@@ -490,8 +492,9 @@ def test_writing_tools_answer_locked_and_reading_ones_go_on(kb, tmp_path, monkey
     add(kb, write(tmp_path / "n", {"a.md": "alpha"}))
     monkeypatch.setattr(gno.KB, "lock", lambda self, wait_s=0: gno.write_lock(self.dirs["data"], 0))
     with gno.write_lock(kb.dirs["data"], 0):
-        for name, arguments in [("sync", {}), ("remove_collection", {"collection": "notes"}), ("add_collection", {"path": str(tmp_path / "gno")})]:
-            assert failure(lambda: run(kb, name, **arguments)).code == "LOCKED", name
+        for name, arguments in [("sync", {}), ("remove_collection", {"collection": "notes"}),
+                                ("add_collection", {"path": str(tmp_path / "gno")})]:
+            assert failure(run, kb, name, **arguments).code == "LOCKED", name
         for name, arguments in READS:
             run(kb, name, **arguments)
     assert run(kb, "sync")["collections"][0]["filesUnchanged"] == 1
@@ -506,7 +509,7 @@ def test_write_file(tmp_path):
     path.chmod(0o640)
     gno.write_file(str(path), b"two")
     assert path.read_bytes() == b"two" and stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert failure(lambda: gno.write_file(str(path), b"three", exclusive=True)).code == "CONFLICT"
+    assert failure(gno.write_file, str(path), b"three", exclusive=True).code == "CONFLICT"
     assert path.read_bytes() == b"two"
     gno.write_file(str(path.with_name("b.md")), b"", exclusive=True)
     link = path.with_name("link.md")
@@ -515,8 +518,8 @@ def test_write_file(tmp_path):
     assert link.is_symlink() and path.read_bytes() == b"by the link"
     with pytest.raises(TypeError):
         gno.write_file(str(path), "text is no bytes")
-    assert failure(lambda: gno.write_file(str(path.parent), b"a folder stands there")).code == "PERMISSION"
-    assert failure(lambda: gno.write_file(str(path / "below"), b"a file stands there")).code == "PERMISSION"
+    assert failure(gno.write_file, str(path.parent), b"a folder stands there").code == "PERMISSION"
+    assert failure(gno.write_file, str(path / "below"), b"a file stands there").code == "PERMISSION"
     assert path.read_bytes() == b"by the link"
     assert sorted(os.listdir(path.parent)) == ["a.md", "b.md", "link.md"]
 
@@ -567,8 +570,8 @@ def test_folders_without_configuration(tmp_path):
     run(kb, "sync")
     assert len(run(kb, "search", query="alpha")["results"]) == 3
     assert not os.path.exists(kb.config_path)
-    assert failure(lambda: add(kb, tmp_path, "more")).code == "CONFLICT"
-    assert failure(lambda: new_kb(tmp_path, folders=[str(tmp_path / "none")])).code == "PATH_NOT_FOUND"
+    assert failure(add, kb, tmp_path, "more").code == "CONFLICT"
+    assert failure(new_kb, tmp_path, folders=[str(tmp_path / "none")]).code == "PATH_NOT_FOUND"
     kb.close()
 
 

@@ -12,9 +12,11 @@ import time
 
 import jsonschema
 import pytest
-from conftest import ROOT, add, environment, new_kb, run, write
+from conftest import ROOT, add, cli, environment, new_kb, run, write
 
 import gno
+
+os.environ.pop("PYTHONUNBUFFERED", None)                             # commands buffer their output, as they do for everybody
 
 READ = set("""gno_context gno_context_verify gno_ask gno_search gno_vsearch gno_query gno_query_diagnose gno_get gno_multi_get gno_status
     gno_trace_list gno_trace_show gno_list_tags gno_links gno_backlinks gno_similar gno_graph gno_graph_query gno_graph_neighbors
@@ -369,6 +371,13 @@ def test_tool_errors_are_results_with_a_code(reader, name, arguments, code, said
     text = result["content"][0]["text"]
     assert text.startswith("Error: ") and said in text and len(text) < 1000
     assert text.split("\n")[0] == "Error: " + result["structuredContent"]["message"]
+
+
+@pytest.mark.parametrize("since, until, found", [("0001-01-01", None, 3), (None, "9999-12-31", 3), ("0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", 3), (None, "0001-01-01", 0), ("9999-12-31", None, 0)])
+@pytest.mark.parametrize("name", ["gno_search", "gno_query"])
+def test_dates_at_the_ends_of_the_calendar(reader, name, since, until, found):
+    hits = tool(reader, name, query="quorum", since=since, until=until, limit=3)
+    assert not hits.get("isError") and len(hits["structuredContent"]["results"]) == found, hits
 
 
 def test_arguments_may_be_absent_null_more_or_json_text(reader):
@@ -731,6 +740,43 @@ def test_folders_are_served_without_any_configuration(tmp_path, client):
     made = files_below(base)
     assert not any(name.startswith("config") for name in made)
     assert [name for name in made if re.fullmatch(r"data/index-folder-[0-9a-f]{12}\.sqlite", name)]
+
+
+@pytest.mark.parametrize("how", ["end of input", signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_embeds_in_the_background_ends_cleanly(tmp_path, client, how):
+    root = write(tmp_path / "notes", {f"n{n}.md": f"# Note {n}\n\n" + f"Some words number{n} to be embedded\n" * 12 for n in range(600)})
+    c = client(str(root))
+    until = time.monotonic() + 20
+    while not any(x["embeddedCount"] for x in c.call("gno_status")["structuredContent"]["collections"]) and time.monotonic() < until:
+        time.sleep(0.02)
+    status = c.call("gno_status")["structuredContent"]
+    assert 0 < status["embeddingBacklog"] < status["totalChunks"]
+    if how == "end of input":
+        c.proc.stdin.close()
+    else:
+        c.proc.send_signal(how)
+    assert c.proc.wait(10) == 0 and c.errors == []
+
+
+def test_a_running_server_sees_what_the_command_line_does(tmp_path, client):
+    base, root = tmp_path / "gno", write(tmp_path / "notes", {"a.md": "zebra\n"})
+    c = client(base=base)
+
+    def found():
+        return [h["uri"] for h in c.call("gno_search", query="zebra")["structuredContent"]["results"]]
+    assert found() == []
+    assert cli(base, "setup", str(root), "--no-embed").returncode == 0
+    assert found() == ["gno://notes/a.md"]
+    (root / "b.md").write_text("zebra\n")
+    assert cli(base, "sync").returncode == 0
+    assert len(found()) == 2
+    for path in (base / "data").glob("index-*"):                      # the index is thrown away and built anew
+        path.unlink()
+    (root / "a.md").unlink()
+    assert cli(base, "sync").returncode == 0
+    assert found() == ["gno://notes/b.md"]
+    assert cli(base, "collection", "remove", "notes", "--yes").returncode == 0
+    assert found() == [] and c.close() == 0
 
 
 @pytest.mark.parametrize("arguments", [("no such folder",), ("--no-such-option",), ("--index", "../x")])

@@ -2,6 +2,7 @@
 import hashlib
 import itertools
 import os
+import random
 import time
 
 import pytest
@@ -76,6 +77,21 @@ def test_every_spelling_of_a_reference_leads_to_the_document(odd, ref, path, lin
 ])
 def test_uris_are_percent_encoded_and_lead_back(odd, path, uri):
     assert run(odd, "get", ref="notes/" + path)["uri"] == uri and run(odd, "get", ref=uri)["source"]["relPath"] == path
+
+
+def test_every_file_name_leads_back_to_its_file(kb, tmp_path):
+    chance, names = random.Random(5), set()
+    parts = [*"ab%#?:&+= .!~*'()[]{}\\-_019\"<>|^`;,@$éü東🦓\u0301\u2028\n\t\x1b\x7f", "%20", "%2F", "?index=x", ":12", "..", "%zz", "gno:"]
+    while len(names) < 400:
+        name = "".join(chance.choice(parts) for _ in range(chance.randint(1, 8)))
+        if not name.startswith((".", "~$")):
+            names.add(chance.choice(["", "", "d/"]) + name + ".md")
+    add(kb, write(tmp_path / "n", {name: f"{name!r}\n" for name in names}))
+    listed = run(kb, "ls", limit=1000)["documents"]
+    assert {d["relPath"] for d in listed} == names and len({d["uri"] for d in listed}) == len(names)
+    for d in listed:
+        for ref in (d["uri"], "notes/" + d["relPath"], d["uri"] + ":1", "gno://NOTES/" + d["uri"].removeprefix("gno://notes/"), d["docid"]):
+            assert run(kb, "get", ref=ref)["source"]["relPath"] == d["relPath"], ref
 
 
 def test_a_path_that_ends_like_a_line_suffix_is_reachable(kb, tmp_path):
