@@ -918,9 +918,9 @@ def folder_config(folders: list[str]) -> Config:
     "A configuration in memory: each folder is a collection named after it."
     collections: dict[str, Collection] = {}
     for folder in folders:
-        root = os.path.realpath(os.path.expanduser(folder))
-        if not os.path.isdir(root):
+        if not os.path.isdir(os.path.expanduser(folder)):
             raise GnoError("PATH_NOT_FOUND", f"{folder} is not a folder")
+    for root in sorted({os.path.realpath(os.path.expanduser(folder)) for folder in folders}):
         name = free_name(collection_slug(os.path.basename(root)), collections)
         collections[name] = Collection(name, root)
     return Config(collections, {})
@@ -1143,7 +1143,15 @@ def health_checks(kb: KB, rows: list[dict], fp: int | None, errors: int) -> list
 def missing_packages(*names: str) -> list[str]:
     "Those of these packages that cannot be imported, found without importing them."
     from importlib.util import find_spec
-    return [n for n in names if find_spec(n) is None]
+    missing = []
+    for name in names:
+        try:
+            found = find_spec(name)
+        except ImportError:
+            found = None
+        if found is None:
+            missing.append(name)
+    return missing
 
 
 def resident_status(kb: KB) -> dict:
@@ -1331,6 +1339,7 @@ YAML_COMMENT = lazy_re(r"( *)#.*(?:\n|\Z)")     # a whole line
 
 
 def yaml_conflict(why) -> GnoError:
+    "The error for a file that cannot be edited as text."
     return GnoError("CONFLICT", f"index.yml: {why}; it cannot be edited in place", "edit the file by hand")
 
 
@@ -1369,10 +1378,12 @@ def yaml_pairs(mapping) -> list[tuple]:
 
 
 def yaml_parsed(value):
+    "The value as YAML gives it back."
     return yaml_data(need_yaml().compose(yaml_json(value)))
 
 
 def yaml_checked(text: str, wanted: dict) -> str:
+    "The edited text, if it says what was wanted. Raises CONFLICT."
     if yaml_document(text)[2] != wanted:
         raise yaml_conflict("its layout is unusual")
     return text
@@ -1433,6 +1444,7 @@ def yaml_line_after(text: str, at: int, column: int = 1 << 30) -> int:
 
 
 def insert_lines(text: str, at: int, lines: list[str]) -> str:
+    "The text with lines put in at an offset, with its own kind of line ends."
     newline = "\r\n" if "\r\n" in text else "\n"
     lead = newline if text[:at].strip("\ufeff") and text[at - 1] != "\n" else ""
     return text[:at] + lead + "".join(line + newline for line in lines) + text[at:]
@@ -2016,6 +2028,7 @@ def path_regex(glob: str, hidden: bool = True, any_case: bool = False) -> str:
 
 
 def split_list(items: list, *separators) -> list[list]:
+    "A list split at its separators."
     runs = [[]]
     for item in items:
         if item in separators:
@@ -2271,9 +2284,16 @@ def number(text: str | None, default: int = 0) -> int:
     return int(text) if text and re.fullmatch(r"-?[0-9]{1,9}", text) else default
 
 
+def nth(items: list[str], text: str | None) -> str:
+    "The item whose number, from 0, stands in an attribute; \"\" when there is no such item."
+    n = number(text, -1)
+    return items[n] if 0 <= n < len(items) else ""
+
+
 def sensible_title(title: str) -> str:
     "A title from document properties; \"\" for one that a program made up from a file name or a template."
-    made_up = r"(?i)untitled|word document|powerpoint presentation|presentation\d*|slide 1|\W*|microsoft \w+ - .*|\S+\.\w{2,5}"
+    made_up = (r"(?i)\W*|untitled|word document|powerpoint presentation|presentation\d*|slide 1|microsoft \w+ - .*"
+               r"|.*\.(?:docx?|xlsx?|pptx?|pdf|odt|rtf|txt|tex|dvi|html?|indd|pub)")
     return "" if re.fullmatch(made_up, squeeze(title)) else squeeze(title)[:300]
 
 
@@ -2296,26 +2316,31 @@ def data_file(name: str, check: Callable[[str], object], limit: int = 20_000_000
         except (ValueError, RecursionError) as error:
             warnings.append(("PARSE_WARNING", f"not valid {name}: {squeeze(str(error))[:200]}"))
             return text, title
-        one_long_line = name == "JSON" and limit >= len(text) > 400 and "\n" not in text.strip()
+        one_long_line = name == "JSON" and 400 < len(text) < JSON_LINES_CHARS and "\n" not in text.strip()
         return json_lines(text) if one_long_line else text, title
     return convert
 
 
 def check_json(text: str):
+    "Raises ValueError when the text is no JSON."
     json.loads(text, parse_int=str, parse_float=str)        # int() refuses 5,000 digits, JSON does not
 
 
 def check_jsonl(text: str):
+    "Raises ValueError when a line is no JSON."
     for line in filter(str.strip, text.split("\n")):
         check_json(line)
 
 
 def check_toml(text: str):
+    "Raises ValueError when the text is no TOML."
     import tomllib
-    tomllib.loads(text)
+    if max(line.count(".") for line in text.split("\n")) < 200:      # tomllib takes n * n memory for a key of n parts
+        tomllib.loads(text)
 
 
 def check_yaml(text: str):
+    "Raises ValueError when the text is no YAML."
     try:
         import yaml
     except ImportError:
@@ -2327,6 +2352,7 @@ def check_yaml(text: str):
         raise ValueError(str(error)) from None
 
 
+JSON_LINES_CHARS = 4_000_000        # a longer line stays as it is: indented, it could pass MAX_TEXT
 JSON_LAYOUT = {"[": "[\n", "{": "{\n", "]": "\n]", "}": "\n}", ",": ",\n", ":": ": "}
 
 
@@ -2337,7 +2363,7 @@ def json_lines(text: str) -> str:
     def token(m: re.Match) -> str:
         nonlocal depth
         depth += (m[0] in "[{") - (m[0] in "]}")
-        return JSON_LAYOUT.get(m[0], m[0].strip()).replace("\n", "\n" + " " * min(depth, 40))
+        return JSON_LAYOUT.get(m[0], m[0].strip()).replace("\n", "\n" + " " * min(depth, 12))
     return re.sub(r'"[^"\\]*(?:\\.[^"\\]*)*"|\[\s*\]|\{\s*\}|[][{},:]|\s+', token, text)
 
 
@@ -2425,8 +2451,13 @@ HTML_BLOCKS = frozenset([
 
 def from_html(data: bytes, warnings: Warnings) -> tuple[str, str]:
     "A web page: text, headings, lists, tables, links and code. Scripts, styles and templates are left out."
-    declared = re.search(rb"""(?i)<meta[^>]{0,200}?charset\s*=\s*["']?([\w.:-]{1,40})""", data[:4096])
-    return html_markdown(decode(data, warnings, declared[1].decode("ascii", "replace") if declared else ""))
+    return html_markdown(html_text(data, warnings))
+
+
+def html_text(data: bytes, warnings: Warnings) -> str:
+    "The source of a page, read in the charset it declares when it is not UTF-8."
+    declared = re.search(rb"""(?i)<(?:meta[^>]{0,200}?charset|\?xml[^>]{0,100}?encoding)\s*=\s*["']?([\w.:-]{1,40})""", data[:4096])
+    return decode(data, warnings, declared[1].decode("ascii", "replace") if declared else "")
 
 
 def html_markdown(page: str, absolute: bool = False) -> tuple[str, str]:
@@ -2486,6 +2517,7 @@ def html_tokens(page: str) -> Iterator[tuple[str, str, str]]:
 
 
 def unescape(text: str) -> str:
+    "Text with its HTML entities decoded."
     import html
     return html.unescape(re.sub(r"&#\d{9,};?", "\ufffd", text)) if "&" in text else text    # int() refuses 5,000 digits
 
@@ -2504,7 +2536,7 @@ class HtmlWriter:
     def __init__(self, absolute: bool):
         self.out, self.title, self.absolute = Output(), "", absolute
         self.run: list[str] = []                # pieces of the block being read; "\0" is a <br>
-        self.lists: list[int] = []              # open lists: items so far, -1 in a list without numbers
+        self.lists: list[int | None] = []       # open lists: items so far, None in a list without numbers
         self.marker, self.in_item = "", False   # what the next line begins with; whether the last block stood in a list
         self.tables: list[HtmlTable] = []
         self.heading = self.quotes = self.pre = 0
@@ -2542,13 +2574,13 @@ class HtmlWriter:
             case "ul" | "ol":
                 self.flush()
                 if start:
-                    self.lists.append(number(html_attribute(value, "start"), 1) - 1 if name == "ol" else -1)
+                    self.lists.append(number(html_attribute(value, "start"), 1) - 1 if name == "ol" else None)
                 else:
                     del self.lists[-1:]
             case "li":
                 self.flush()
                 self.marker = "- " if start else ""
-                if start and self.lists and self.lists[-1] >= 0:
+                if start and self.lists and self.lists[-1] is not None:
                     self.lists[-1] += 1
                     self.marker = f"{self.lists[-1]}. "
                 if self.in_cell():
@@ -2643,7 +2675,7 @@ class HtmlWriter:
 class HtmlTable:
     "An open table: its rows, the columns of the open cell (0 for none), and the lists and quotes open around it."
 
-    def __init__(self, lists: list[int], quotes: int):
+    def __init__(self, lists: list[int | None], quotes: int):
         self.rows, self.span, self.layout, self.lists, self.quotes = [], 0, False, lists, quotes
 
 
@@ -2745,12 +2777,14 @@ def xml_elements(chunks: Iterable[bytes], tag: str) -> Iterator:
         held += 1
         if len(stack) > XML_DEPTH or held > XML_ELEMENTS:
             raise GnoError("TOO_LARGE", f"XML of more than {XML_DEPTH} levels or {XML_ELEMENTS:,} elements")
-        stack.append(builder.start(local(name), {local(key): value for key, value in attributes.items()}))
+        if " " in "".join(attributes):
+            attributes = {local(key): value for key, value in attributes.items()}
+        stack.append(builder.start(names.get(name) or local(name), attributes))
         inside += stack[-1].tag == tag
 
     def end(name: str):
         nonlocal inside, held
-        node = builder.end(local(name))
+        node = builder.end(names[name])
         stack.pop()
         inside -= node.tag == tag
         if node.tag == tag or not tag and not stack:
@@ -2790,6 +2824,7 @@ def through(node, *tags: str) -> Iterator:
 
 
 def comment(author: str, text: str, about: str = "") -> str:
+    "A comment as a quoted line that names its author."
     return f"> Comment by {author or 'unknown'}" + (f" on “{squeeze(about)}”" if about.strip() else "") + ": " + squeeze(text)
 
 
@@ -2839,7 +2874,7 @@ class Docx:
         self.boxes: list = []                           # text boxes of the block being read
         self.counts: dict[str, list[int]] = {}          # list id: items so far on each level
         self.styles: dict[str, DocxStyle] = {}
-        for node in self.part("styles").iter("style"):  # a style follows the one it is based on
+        for node in 3 * list(self.part("styles").iter("style")):    # again, for one that stands before its base
             base = self.styles.get(attribute(node, "basedOn"), DocxStyle())
             self.styles[node.get("styleId", "")] = docx_style(node, base)
         numbering = self.part("numbering")
@@ -3042,8 +3077,7 @@ def from_xlsx(data: bytes, warnings: Warnings) -> tuple[str, str]:
                 notes = package.tree(target)
                 people = [node.text or "" for node in notes.iter("author")]
                 for node in notes.iter("comment"):
-                    author = people[number(node.get("authorId"), len(people)):][:1]
-                    out.add(comment("".join(author), " ".join(map(xlsx_text, node)), node.get("ref", "")))
+                    out.add(comment(nth(people, node.get("authorId")), " ".join(map(xlsx_text, node)), node.get("ref", "")))
     return out.text(), title
 
 
@@ -3082,12 +3116,12 @@ def xlsx_value(c, strings: list[str], formats: list[str], first_day: int) -> str
     if not value:
         return "=" + formula if (formula := c.findtext("f")) else ""
     if kind == "s":
-        return "".join(strings[number(value, len(strings)):][:1])
+        return nth(strings, value)
     if kind == "b":
         return {"1": "TRUE", "0": "FALSE"}.get(value, value)
     if kind != "n" or not re.fullmatch(r"-?[0-9]{1,20}(?:\.[0-9]{0,40})?(?:[eE][-+]?[0-9]{1,2})?", value):
         return value
-    shown = "".join(formats[number(c.get("s")):][:1])
+    shown = nth(formats, c.get("s", "0"))
     date = xlsx_date(float(value) + first_day, shown) if shown else ""
     return date or (value if len(value) < 16 else f"{float(value):.15g}")
 
@@ -3137,7 +3171,8 @@ def from_epub(data: bytes, warnings: Warnings) -> tuple[str, str]:
         if part.lower() not in package.members:
             warnings.append(("PART_MISSING", f"a chapter is not in the file: {part[:200]}"))
             continue
-        out.add_lines(filter(None, html_markdown(decode(b"".join(package.chunks(part)), warnings), absolute=True)[:1]))
+        chapter, _ = html_markdown(html_text(b"".join(package.chunks(part)), warnings), absolute=True)
+        out.add_lines(filter(None, [chapter]))
     return out.text(), squeeze(book.findtext("metadata/title") or "")
 
 
@@ -3146,6 +3181,8 @@ def from_epub(data: bytes, warnings: Warnings) -> tuple[str, str]:
 def from_eml(data: bytes, warnings: Warnings) -> tuple[str, str]:
     "A mail: the headers people read, its plain text, or its HTML where there is none, and the names of attachments."
     import email
+    if data.count(b"boundary=") * data.count(b"\n") > 50_000_000:       # the parser compares each line with each open boundary
+        raise GnoError("TOO_LARGE", "the mail has too many parts")
     try:
         mail = email.message_from_bytes(data)
     except RecursionError:
@@ -3166,7 +3203,8 @@ def from_eml(data: bytes, warnings: Warnings) -> tuple[str, str]:
                 inner = plains[:1] or inner[-1:]
             parts += reversed(inner)
         elif part.get_content_disposition() != "attachment" and kind in ("text/plain", "text/html"):
-            text = decode(part.get_payload(decode=True), warnings, part.get_content_charset() or "")
+            body = part.get_payload(decode=True).replace(b"\0", b"")
+            text = decode(body, warnings, part.get_content_charset() or "")
             text = html_markdown(text, absolute=True)[0] if kind == "text/html" else text.strip("\r\n")
             out.add_lines(filter(None, [text]))
         elif name := part.get_filename():
@@ -3181,7 +3219,7 @@ def mail_header(mail, name: str) -> str:
     from email.errors import HeaderParseError
     from email.header import decode_header
     raw = next((value for key, value in mail.raw_items() if key.lower() == name.lower()), "")
-    text = mail_text(raw.encode(errors="surrogateescape"))
+    text = mail_text(raw[:20_000].encode(errors="surrogateescape"))     # decode_header is quadratic
     try:
         pieces = decode_header(text)
     except (HeaderParseError, ValueError):          # encoded words that are none
@@ -3190,7 +3228,8 @@ def mail_header(mail, name: str) -> str:
 
 
 def mail_text(data: bytes, charset: str = "") -> str:
-    return decode(data.translate(None, CONTROL_BYTES), [], charset)
+    "The bytes of a mail part as text."
+    return decode(data.translate(None, CONTROL_BYTES.replace(b"\x1b", b"")), [], charset)     # ISO-2022-JP needs ESC
 
 
 PDF_LOCK = threading.Lock()         # pdfium is not thread-safe
@@ -3304,6 +3343,7 @@ _HEAD_END = lazy_re(r"\n(?:---|\.\.\.)(?=\n|\Z)")
 # YAML also ends lines at U+0085, U+2028 and U+2029, which are characters here, and takes no other controls at all.
 _NOT_YAML = lazy_re("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
+
 def front_matter(text: str) -> tuple[dict, int, str]:
     """Read the YAML block at the top: (metadata, offset of the body, warning or "").
 
@@ -3328,6 +3368,7 @@ def front_matter(text: str) -> tuple[dict, int, str]:
     if meta is None or isinstance(meta, dict):
         return meta or {}, offset, ""
     return {}, 0, "front matter: no keys between the --- lines (line 2)"
+
 
 def _read_yaml(source: str):
     """One YAML document as plain data. Raises ValueError("reason (line N)"), N counted with the opening fence.
@@ -3387,6 +3428,7 @@ def _read_yaml(source: str):
         raise ValueError(f"{getattr(error, 'problem', None) or 'not YAML'} (line {mark.line + 2 if mark else 2})") from None
     return root
 
+
 def _recover(source: str) -> dict:
     "What broken YAML still says under RECOVERED_KEYS: each entry read alone, or taken as written if it looks simple."
     found, entries = {}, (entry.partition(":") for entry in re.split(r"\n(?=[^\s#-])", source))
@@ -3403,16 +3445,19 @@ def _recover(source: str) -> dict:
                 found[key] = first.strip("\"'")
     return found
 
+
 def _fields(meta: dict) -> dict:
     "Metadata under snake_case keys: `publishedAt`, `Published At` and `published-at` are one."
     return {key if key.islower() and key.isalpha() else re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[\s-]+", "_", key).lower(): value
             for key, value in meta.items()}
+
 
 def _texts(value) -> list[str]:
     "The texts in a scalar or a list of any nesting; mappings and nulls say nothing here."
     if isinstance(value, list):
         return [text for item in value for text in _texts(item)]
     return [value] if isinstance(value, str) and value else []
+
 
 def relations_of(meta: dict) -> list[tuple[str, str]]:
     "Front matter `relations: {type: target or [targets]}` as (type, target as written), types like `works_at`."
@@ -3426,9 +3471,11 @@ def relations_of(meta: dict) -> list[tuple[str, str]]:
                 found.append((kind, target.strip()))
     return found
 
+
 _DATE_KEYS = ("date", "published", "published_at", "created", "created_at", "updated", "updated_at")
 _DATE = lazy_re(r"(\d{4})([-/])(\d{1,2})\2(\d{1,2})"
                    r"(?:[Tt ] *(\d{1,2}):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)? *(?:[Zz]|([+-])(\d{1,2})(?::?(\d\d))?)?)?", re.ASCII)
+
 
 def doc_meta(meta: dict) -> dict:
     """What searches filter on: author, date (ISO, UTC), categories, type, lang; "" or [] where nothing is said.
@@ -3449,6 +3496,7 @@ def doc_meta(meta: dict) -> dict:
         "lang": lang if re.fullmatch(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*", lang) else "",
     }
 
+
 def iso_date(text: str) -> str:
     """A date or time, year first, as `YYYY-MM-DDTHH:MM:SS.mmmZ`; without a zone it is UTC. "" when it is none.
 
@@ -3465,9 +3513,11 @@ def iso_date(text: str) -> str:
     except (ValueError, OverflowError):     # 2024-02-30, or a zone that leaves the calendar
         return ""
 
+
 _H1 = re.compile(r"\n {0,3}(?:#[ \t]+([^\n]+)|=+[ \t]*(?=\n|\Z))")
 _HIDING = lazy_re("```|~~~|<!--|    |\t")    # without one of these above it, no heading can be code
 _EMPHASIS = lazy_re(r"(\*{1,3}|~~|(?<!\w)_{1,3})(?=\S)([^\n]+?)(?<=\S)\1(?!(?<=_)\w)")
+
 
 def title_of(meta: dict, text: str, start: int) -> str:
     """Front matter `title`, else the first level-1 heading (`# Title`, or underlined with `=`), else "".
@@ -3495,6 +3545,7 @@ def title_of(meta: dict, text: str, start: int) -> str:
             return title[:TITLE_CHARS].rstrip()
     return ""
 
+
 def _plain(inline: str) -> str:
     "Inline Markdown without its marks: code as its text, links as theirs."
     plain = []      # code and escaped characters, set aside so that nothing in them is taken for a mark
@@ -3506,6 +3557,7 @@ def _plain(inline: str) -> str:
     return re.sub("\0", lambda m: plain.pop(0), inline)
 
 # ==== Links and tags: what a text points to and is filed under ========================================================
+
 
 _ESCAPED = r"\\([!-/:-@\[-`{-~])"
 # Every place where code, a comment or an escape may begin, and every line that may open or close a list or quote.
@@ -3523,6 +3575,7 @@ _FENCE_END = lazy_re(r"\n([ \t>]*+)(```+|~~~+)(?=\n|\Z)()")
 _EDGES = r"\n[ \t>]*(?:\n|\Z|#{1,6}[ \t]|```|~~~|[-*+][ \t]|\d{1,9}[.)][ \t]|[-=_*]{3,}(?:\n|\Z))"
 _EDGE, _QUOTE_EDGE = re.compile(_EDGES + r"|\n[ \t]*>"), re.compile(_EDGES)     # the paragraph is over
 _NO_PARAGRAPH = lazy_re(r"(?:[ \t>]|(?:[-*+]|\d{1,9}[.)])(?:[ \t]|\Z))*(?:\Z|#{1,6}(?:[ \t]|\Z)|```|~~~|[-*_=][-*_= \t]*\Z)")
+
 
 def mask(text: str, start: int) -> str:
     """`text` with all that is no prose as blanks: front matter (before `start`), code, comments, backslash escapes.
@@ -3587,8 +3640,10 @@ def mask(text: str, start: int) -> str:
     out.append(body[done:])
     return "".join(out)
 
+
 def _blank(part: str) -> str:
     return "\n".join([" " * len(line) for line in part.split("\n")]) if "\n" in part else " " * len(part)
+
 
 def _enter(stack: list[int], head: str) -> tuple[int, int, int]:
     """How far a line that begins with `head` stays in the open containers: (how many, the column they end at, the next).
@@ -3607,6 +3662,7 @@ def _enter(stack: list[int], head: str) -> tuple[int, int, int]:
             return depth, base, col
     return len(stack), base, col
 
+
 def _code_end(body: str, at: int, stack: list[int], base: int, fence: str) -> int:
     """Where a code block ends: after its closing fence, or before the first line left of its containers or its column.
 
@@ -3624,10 +3680,12 @@ def _code_end(body: str, at: int, stack: list[int], base: int, fence: str) -> in
             return row.end()
     return len(body)
 
+
 def _continues(body: str, end: int) -> bool:
     "Is the line that ends here paragraph text, which the next line may continue? (Its first 200 characters tell.)"
     first = body.rfind("\n", 0, end) + 1
     return not _NO_PARAGRAPH.match(body[first:min(end, first + 200)])
+
 
 def _paragraph_end(body: str, a: int, b: int) -> int:
     "Where the paragraph or heading with body[a:b] in it ends."
@@ -3638,11 +3696,13 @@ def _paragraph_end(body: str, a: int, b: int) -> int:
     edge = (_QUOTE_EDGE if line.lstrip(" ").startswith(">") else _EDGE).search(body, b)
     return edge.start() if edge else len(body)
 
+
 _TAG = lazy_re(r"[^\W_](?:[^\W_]|[.-])*(?:/[^\W_](?:[^\W_]|[.-])*)*")
 _HASHTAG = lazy_re(r"#(?<![\w/#&]#)([^\s!-,.:-@\[-`{-\x7f]+)")       # of ASCII punctuation only `-` and `/` go on
 _COLOUR = lazy_re(r"(?=.*\d)(?:[0-9a-f]{6}|[0-9a-f]{8})|([a-f])\1\1(?:\1{3})?")
 _TARGETS = lazy_re(r"://\S+|\[\[[^\[\]\n]*|\]\([^)\n]*|=[\"']\S*")   # where `#` begins an anchor
 _LOGSEQ = lazy_re(r"\n[ \t>*-]*tags::[ \t]*([^\n]+)")
+
 
 def find_tags(masked: str, meta: dict, start: int) -> list[str]:
     """The tags of a note, sorted: front matter `tags` and `tag`, `#tags` in its prose, Logseq's `tags:: a, b` near the top.
@@ -3664,6 +3724,7 @@ def find_tags(masked: str, meta: dict, start: int) -> list[str]:
                 raw.append(tag)
     return sorted(set(filter(None, map(normal_tag, raw))))
 
+
 def normal_tag(text: str) -> str:
     """A tag in its one spelling (NFC, lower case, no `#` before, no `/` behind), or "" when it is none.
 
@@ -3674,6 +3735,7 @@ def normal_tag(text: str) -> str:
     bare = tag if tag.isascii() else "".join(c for c in tag if unicodedata.category(c)[0] != "M")    # vowel signs are \W to re
     return tag if _TAG.fullmatch(bare) else ""
 
+
 def _tag_list(text: str) -> list[str]:
     if text.startswith("["):
         try:
@@ -3681,6 +3743,7 @@ def _tag_list(text: str) -> list[str]:
         except (ValueError, RecursionError):
             text = text.strip("[]")
     return [part.strip(" \"'") for part in re.split(r",|\s+(?=#)", text)]
+
 
 class Link(NamedTuple):
     "One link as written. Offsets are into the text; `target` is exactly text[target_start:target_end]."
@@ -3696,6 +3759,7 @@ class Link(NamedTuple):
     line: int           # of start, 1-based
     col: int            # of start, 1-based, in UTF-16 units
 
+
 ALIAS_CHARS = 256
 
 _LINK = lazy_re(r"""\[(?:
@@ -3708,12 +3772,13 @@ _DEST = lazy_re(rf"{_GAP}(?:<([^<>\n]*)>|(?!<)((?:{_BARE}|\((?:{_BARE}|\((?:{_BA
 _DEFINITION = lazy_re(rf"[ \t]*+(?:<([^<>\n]*)>|(?!<)(\S++))(?:[ \t]++{_TITLE})?[ \t]*+(?=\n|\Z)")
 _OUTSIDE = {"wiki": re.compile(r"[a-z][a-z0-9+.-]*://|mailto:|//", re.I), "markdown": re.compile(r"[a-z][a-z0-9+.-]*:|//", re.I)}
 
+
 def find_links(text: str, masked: str) -> list[Link]:
     """Every link of a note in text order: `[[wiki]]`, `![[embed]]`, `[inline](a.md)`, `[label]: a.md`.
 
     `masked` is mask(text). Left out: links with a scheme or `//`, bare `#anchors`, images (but not embeds), footnotes.
     """
-    links, line, col, seen = [], 1, 1, 0
+    found, line, col, seen = [], 1, 1, 0
     for kind, alias, embedded, start, end, a, b in _link_spans(text, masked) if "[" in masked else ():
         hash_at = text.find("#", a, b)
         anchor, b = ("", b) if hash_at < 0 else (text[hash_at + 1:b].strip(), hash_at)
@@ -3727,9 +3792,10 @@ def find_links(text: str, masked: str) -> list[Link]:
             line, col, between = line + between.count("\n"), 1, between[between.rfind("\n") + 1:]
         col += len(between) if between.isascii() else len(between.encode("utf-16-le", "surrogatepass")) // 2
         seen = start
-        links.append(Link(kind, target, anchor, "" if kind == "wiki" and alias == target else alias, embedded,
+        found.append(Link(kind, target, anchor, "" if kind == "wiki" and alias == target else alias, embedded,
                           start, end, a, a + len(target), line, col))
-    return links
+    return found
+
 
 def _link_spans(text: str, masked: str):
     """Yield (kind, alias, embed, start, end, span of the target with its anchor) for all that has the shape of a link.
@@ -3762,11 +3828,13 @@ def _link_spans(text: str, masked: str):
         else:
             at = a + 1
 
+
 def _wiki(text: str, wiki: re.Match, start: int, end: int, alias: str, embedded: bool) -> tuple:
     a, b = wiki.span(1)
     if (pipe := text.find("|", a, b)) >= 0:
         alias, b = text[pipe + 1:b], pipe - (pipe > a and text[pipe - 1] == "\\")       # `\|` in a table
     return "wiki", alias, embedded, start, end, a, b
+
 
 def _begins_line(masked: str, at: int) -> bool:
     "Do at most three blanks stand before this place on its line?"
@@ -3813,8 +3881,8 @@ def split_chunks(text: str, code: bool) -> list[Chunk]:
         if i >= 0 and marks[i] > start + LEAST:
             end = then = marks[i]
         else:
-            end = cut_after(text, start + LEAST, start + CHUNK, start + CHUNK + STRETCH, code)
-            then = end if code else overlap_start(text, max(start + LEAST, end - OVERLAP), end)
+            end = whole(text, cut_after(text, start + LEAST, start + CHUNK, start + CHUNK + STRETCH, code), start)
+            then = end if code else whole(text, overlap_start(text, max(start + LEAST, end - OVERLAP), end), start)
         spans.append((start, end))
         start = then
     spans.append((start, size))
@@ -3845,12 +3913,17 @@ def cut_after(text: str, low: int, target: int, high: int, code: bool) -> int:
             at = text.find(mark, target, high)
         if at >= 0:
             return at + 1
-    while target < len(text) and inside_character(text, target):
-        target += 1
     return target
 
 
-def inside_character(text: str, at: int) -> bool:
+def whole(text: str, at: int, start: int) -> int:
+    "The first place from `at` on where a cut parts no character; `start` is a place before it where none is parted."
+    while at < len(text) and inside_character(text, at, start):
+        at += 1
+    return at
+
+
+def inside_character(text: str, at: int, start: int) -> bool:
     "Whether a cut at `at` would part what a reader sees as one character: letter and marks, emoji and its modifiers, a flag."
     c = text[at]
     if c.isascii():
@@ -3861,7 +3934,7 @@ def inside_character(text: str, at: int) -> bool:
     if not "\U0001f1e6" <= c <= "\U0001f1ff":
         return False
     before = at                             # regional indicators pair up from the first of their run
-    while before > 0 and "\U0001f1e6" <= text[before - 1] <= "\U0001f1ff":
+    while before > start and "\U0001f1e6" <= text[before - 1] <= "\U0001f1ff":
         before -= 1
     return (at - before) % 2 == 1
 
@@ -4491,6 +4564,7 @@ class Embedder:
     """
 
     def __init__(self, card: Card, threads: int):
+        os.environ["ORT_DISABLE_TELEMETRY"] = "1"          # onnxruntime 1.32 would write device ids below HOME and call home
         ort, tokenizers, self.np = need("onnxruntime", "tokenizers", "numpy")
         from onnxruntime.capi import onnxruntime_pybind11_state as errors
         options = ort.SessionOptions()
@@ -4606,7 +4680,8 @@ def embed_pending(kb: KB, collections: list[Collection], progress: Progress, bat
     progress.update("embed", 0, len(pending))
     while at < len(pending):
         rows, since = [], time.monotonic()
-        while at < len(pending) and len(rows) < EMBED_COMMIT_CHUNKS and time.monotonic() - since < EMBED_COMMIT_S:
+        while at < len(pending) and len(rows) < EMBED_COMMIT_CHUNKS and time.monotonic() - since < EMBED_COMMIT_S \
+                and not progress.cancelled.is_set():
             input_hash, mirror_id, title, start, end = pending[at]
             at += 1
             if input_hash in seen:
@@ -5575,6 +5650,8 @@ def vector_leg(kb: KB, text: str, bounds: Bounds, keep, notes: list[str]) -> tup
     """
     stored = fingerprint_id(kb.db, model_card(kb, "embed"))
     if stored is None or not kb.db.execute("SELECT 1 FROM vectors WHERE fingerprint = ? LIMIT 1", [stored]).fetchone():
+        if missing_packages("numpy", "onnxruntime", "tokenizers"):
+            need("numpy", "onnxruntime", "tokenizers")
         notes.append("keyword search only: nothing is embedded with the active model yet; run `gno index` or gno_index")
         return [], False
     model = embedder(kb)
@@ -6605,10 +6682,29 @@ CONTROL = lazy_re("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 def main(argv: list[str] | None = None) -> int:
     "The command line. Returns the exit code: 0 ok, 1 wrong input, 2 everything else."
+    try:
+        code = run_command(argv)
+        if sys.stdout:
+            sys.stdout.flush()
+        return code
+    except BrokenPipeError:                 # the reader of our output has seen enough
+        code = 0
+    except OSError as e:
+        print(f"gno: RUNTIME: cannot write the output: {e.strerror}", file=sys.stderr)
+        code = 2
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)            # what is still buffered must not fail again at exit
+    return code
+
+
+def run_command(argv: list[str] | None) -> int:
+    "Find the command, run it and print what came of it -> exit code."
     sys.modules.setdefault("gno", sys.modules[__name__])
     argv = [os.fsencode(a).decode("utf-8", "replace") for a in (sys.argv[1:] if argv is None else argv)]
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:                  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w"))
+        elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     options: dict[str, Any] = {}
     try:
@@ -6633,9 +6729,6 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("gno: interrupted; what was finished is kept", file=sys.stderr)
         return 130
-    except BrokenPipeError:                 # the reader of our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def take_globals(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
@@ -6853,7 +6946,8 @@ def plain_text(t: Tool, result, raw: dict, form: str) -> str:
         from xml.sax.saxutils import escape, quoteattr
         items = [f'  <result docid={quoteattr(r["docid"])} score="{r["score"]}" uri={quoteattr(r["uri"])} line="{r["line"]}">\n'
                  f'    <title>{escape(r["title"])}</title>\n    <snippet>{escape(r["snippet"])}</snippet>\n  </result>' for r in rows]
-        return f'<?xml version="1.0" encoding="UTF-8"?>\n<results total="{len(rows)}">\n' + re.sub("[\ufffe\uffff]", "\ufffd", "\n".join(items)) + "\n</results>"
+        xml = f'<?xml version="1.0" encoding="UTF-8"?>\n<results total="{len(rows)}">\n' + re.sub("[\ufffe\uffff]", "\ufffd", "\n".join(items)) + "\n</results>"
+        return xml if utf8_out() else xml.encode("ascii", "xmlcharrefreplace").decode()
     if "results" in result:
         return "\n\n".join(f"### {n}. {r['title']} ({r['score']:.2f})\n\n`{r['uri']}` line {r['line']}\n\n"
                            + "\n".join("> " + line for line in r["snippet"].split("\n")) for n, r in enumerate(rows, 1))
@@ -6877,9 +6971,12 @@ def found_cli(result: Found, colour: bool) -> str:
         text = CONTROL.sub("\ufffd", text)
         return re.sub(r"\w+", lambda m: f"{mark}{m[0]}{off}" if any(bare(m[0]).startswith(w[:max(3, len(w) - 2)]) for w in words) else m[0],
                       text) if colour else text
+    try:
+        here = os.path.join(os.getcwd(), "")
+    except FileNotFoundError:               # the working folder was removed
+        here = "\0"
     for n, h in enumerate(result["results"], 1):
-        path = os.path.relpath(h["source"]["absPath"])
-        path = h["source"]["absPath"] if path.startswith("..") else path
+        path = h["source"]["absPath"].removeprefix(here)
         out.append(f"{bold}{n}. {CONTROL.sub('?', h['title'])}{off}  {dim}{h['score']:.2f}  {h['docid']}{off}\n"
                    f"   {CONTROL.sub('?', path)}:{h['line']}  {dim}{h['uri']}{off}\n"
                    + "\n".join("   │ " + paint(line) for line in h["snippet"].split("\n") if line.strip()))
@@ -6905,30 +7002,33 @@ def command_mcp(words: list[str], options: dict) -> int:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr                 # whatever a library prints must not reach the protocol stream
     kb = KB(options.get("--index", "default"), config_path=options.get("--config", ""), writable=writable, mode="stdio", folders=paths)
-    stop = threading.Event()
+    background, watcher = Progress(), None
     if paths:
-        threading.Thread(target=watch_folders, args=(kb, stop), name="folders", daemon=True).start()
+        watcher = threading.Thread(target=watch_folders, args=(kb, background), name="folders", daemon=True)
+        watcher.start()
     try:
         mcp_stdio(kb, source, sink)
     except KeyboardInterrupt:
         pass
     finally:
-        stop.set()
+        background.cancelled.set()
         kb.jobs.stop(3)
+        if watcher:
+            watcher.join(3)
         kb.close()
+        if any(t.daemon and t.is_alive() for t in threading.enumerate()):
+            os._exit(0)                     # a native library still at work would abort the process at a regular exit
     return 0
 
 
-def watch_folders(kb: KB, stop: threading.Event):
+def watch_folders(kb: KB, progress: Progress):
     """Keep the index of folders served without configuration up to date: sync, embed, wait, again.
 
     The pause grows with the cost of a pass, to about a hundredth of one core, and is a minute at most. The write lock is only taken where it is
     free; a second server on the same folders reads what the first one writes.
     """
-    progress = Progress()
-    progress.notify = lambda p: progress.cancelled.set() if stop.is_set() else None
-    collections = list(kb.config.collections.values())
-    while not stop.is_set():
+    collections, said = list(kb.config.collections.values()), set()
+    while not progress.cancelled.is_set():
         started = ended = time.monotonic()
         try:
             with kb.lock(0):
@@ -6936,11 +7036,12 @@ def watch_folders(kb: KB, stop: threading.Event):
             ended = time.monotonic()
             embed_pending(kb, collections, progress, batch_lock=True)
         except GnoError as e:
-            if e.code not in ("LOCKED", "CANCELLED"):
+            if e.code not in ("LOCKED", "CANCELLED") and e.message not in said:
                 print(f"[MCP] {e.code}: {e.message}", file=sys.stderr)
-            if e.code in ("MISSING_PACKAGE", "MODEL_NOT_FOUND"):
-                progress.notify = None      # said once; keyword search goes on
-        stop.wait(min(max(2.0, 100 * (ended - started)), 60.0))
+                said.add(e.message)         # once; keyword search goes on
+        except sqlite3.Error as e:
+            print(f"[MCP] {database_error(e).message}", file=sys.stderr)
+        progress.cancelled.wait(min(max(2.0, 100 * (ended - started)), 60.0))
     kb.close()
 
 
