@@ -809,14 +809,16 @@ class KB:
         self.model_lock = threading.RLock()
 
     def refresh(self):
-        "Take up index.yml as it is now; one call sees one configuration. Raises INVALID_INPUT when it is broken."
+        """Take up index.yml and the index file as they are now; one call sees one state of both.
+
+        Raises INVALID_INPUT when index.yml is broken.
+        """
+        opened = getattr(self.local, "file", ())
+        if opened and file_stamp(self.db_path)[2:] != opened[2:]:
+            self.close()                    # the file was thrown away, and perhaps built anew
         if self.folders:
             return
-        try:
-            st = os.stat(self.config_path)
-            stamp = (st.st_mtime_ns, st.st_size, st.st_ino)
-        except OSError:
-            stamp = ()
+        stamp = file_stamp(self.config_path)
         if stamp != self.config_stamp:
             self.config = load_config(self.config_path)
             self.config_stamp = stamp
@@ -832,7 +834,7 @@ class KB:
         db, on_disk = getattr(self.local, "db", None), getattr(self.local, "on_disk", False)
         if db is None or not on_disk:
             if os.path.exists(self.db_path):
-                db = connect(self.db_path, write=False)
+                db, self.local.file = connect(self.db_path, write=False), file_stamp(self.db_path)
                 self.local.on_disk = db.execute("PRAGMA database_list").fetchone()[2] != ""
             elif db is None:
                 db = memory_db()
@@ -853,7 +855,7 @@ class KB:
             if db is not None:
                 db.close()
                 setattr(self.local, name, None)
-        self.local.on_disk = False
+        self.local.on_disk, self.local.file = False, ()
 
     def lock(self, wait_s=5.0):
         "The write lock of this index folder, as an open file to close. Raises LOCKED."
@@ -907,6 +909,15 @@ class KB:
         "A value of the index's own key-value table, '' when there is none."
         row = self.db.execute("SELECT value FROM meta WHERE key = ?", [key]).fetchone()
         return row[0] if row else ""
+
+
+def file_stamp(path: str) -> tuple[int, ...]:
+    "What changes when a file is written or replaced: (mtime_ns, size, inode, device); () without a file."
+    try:
+        st = os.stat(path)
+        return st.st_mtime_ns, st.st_size, st.st_ino, st.st_dev
+    except OSError:
+        return ()
 
 
 def set_meta(db: sqlite3.Connection, key: str, value: str):

@@ -127,14 +127,15 @@ def words_kb(tmp_path_factory):
     base = tmp_path_factory.mktemp("words")
     kb = corpus(new_kb(base / "gno"), base, {
         "tea.md": "Green tea is served near the window.", "coffee.md": "Black coffee is served near the door.",
-        "pot.md": "A teapot of brass.", "flag.md": "Start with --dry-run first.", "dry.md": "Dry weather for a run.",
+        "pot.md": "A teapot of brass, by our decision.", "flag.md": "Start with --dry-run first.",
+        "dry.md": "Dry weather for a run.",
         "run.md": "They run; hay is dry.", "hamlet.md": "To be, or not to be.",
         "ops.md": "AND OR NOT NEAR are literal here.",
         "client.md": "See client.ts and max_retry_count in release 2026-03-31 of v1.2.3.",
         "apart.md": "The client sells ts; retry max of the count.",
         "real.md": "A real-time dashboard.", "dec.md": "Decision DEC-0054 uses snake_case.",
         "quote.md": "He said 'hello' to O'Brien.",
-        "uni.md": "Universities with Cafés.", "colon.md": "title: body: path: rowid",
+        "cities.md": "Universities with Cafés.", "colon.md": "title: body: path: rowid",
         "mail.md": "Write to ada@example.org at 10:30."})
     yield kb
     kb.close()
@@ -179,16 +180,16 @@ NOTHING: set = set()
     ("tea *", {"tea"}, NOTHING),
     ("*tea", {"tea"}, NOTHING),
     ("windo*", {"tea"}, NOTHING),
-    ("litera*", {"ops"}, NOTHING),                             # longer than the stem `liter` that the index holds
-    ("decisio*", {"dec"}, NOTHING),
+    ("litera*", {"ops"}, NOTHING),                             # longer than `liter`, the stem in the index
+    ("decisio*", {"dec", "pot"}, NOTHING),
     ("releas*", {"client"}, NOTHING),
-    ("universit*", {"uni"}, NOTHING),
+    ("universit*", {"cities"}, NOTHING),
     ("retr*", {"client", "apart"}, NOTHING),                   # a part of max_retry_count is a word
     ("max_ret*", {"client"}, NOTHING),                         # the last of several parts may be cut short
     ("client.t*", {"client"}, NOTHING),
     ("2026-0*", {"client"}, NOTHING),
-    ("cafe*", {"uni"}, NOTHING),
-    ("café*", {"uni"}, NOTHING),
+    ("cafe*", {"cities"}, NOTHING),
+    ("café*", {"cities"}, NOTHING),
     ("served -gree*", {"coffee"}, NOTHING),
     ("decision-0*", NOTHING, NOTHING),
     ('"te*"', NOTHING, NOTHING),                               # in quotes a star is only a star

@@ -266,6 +266,14 @@ def test_an_empty_place_holder_of_a_cloud_drive_keeps_the_text(kb, tmp_path):
     like_new(kb, tmp_path)
 
 
+def test_lists_in_a_report_are_short_and_its_counts_complete(kb, tmp_path):
+    root = write(tmp_path / "n", {f"{i:03}.md": b"\0\1" for i in range(130)} | {"z.md": b"alpha"})
+    (report,) = add(kb, root)["collections"]
+    assert report["filesErrored"] == 130 and report["filesAdded"] == 1 and found(kb) == ["notes/z.md"]
+    assert codes(report, "errors") == [(f"{i:03}.md", "BINARY") for i in range(100)]
+    assert run(kb, "status")["collections"][0]["errorDocuments"] == 130
+
+
 # ---- much vanishes at once -----------------------------------------------------------------------
 
 def test_a_vanished_root_changes_nothing_and_says_so(kb, tmp_path):
@@ -466,6 +474,38 @@ def test_after_any_walk_the_index_is_what_a_new_one_would_be(deeds):
             assert set(sync(kb)["counts"]) <= {"Unchanged"}
         finally:
             kb.close()
+
+
+def test_cancelled_it_keeps_what_was_done_and_goes_on_later(kb, tmp_path, monkeypatch):
+    monkeypatch.setattr(gno, "BATCH_DOCS", 10)
+    root = write(tmp_path / "n", {f"{i:02}.md": f"alpha {i}" for i in range(50)})
+    run(kb, "init", path=str(root), name="notes")
+    progress = gno.Progress(lambda p: p.cancelled.set() if p.current == 33 else None)
+    assert failure(gno.call, kb, "sync", {}, inline=progress).code == "CANCELLED"
+    sound(kb)
+    assert 10 <= len(found(kb)) < 50
+    with opened(root) as read:
+        run(kb, "sync")
+    assert len(found(kb)) == 50 and len(read) < 50
+    like_new(kb, tmp_path)
+
+
+def test_the_keyword_index_can_be_built_anew(kb, tmp_path):
+    root = write(tmp_path / "n", {"a.md": "# Title\n\nalpha", "b.md": "日本語の文書", "c.md": "alpha"})
+    add(kb, root)
+    (root / "c.md").unlink()
+    sync(kb)
+    before = [run(kb, "search", query=q)["results"] for q in ("alpha", "title", "文書")]
+    assert [len(hits) for hits in before] == [1, 1, 1]
+    with gno.transaction(kb.wdb):           # a document that the index has forgotten
+        gno.unlist(kb.wdb, [1])
+    assert not run(kb, "doctor")["healthy"] and not run(kb, "status")["healthy"]
+    run(kb, "index", rebuild=True, noEmbed=True)
+    like_new(kb, tmp_path)
+    with gno.transaction(kb.wdb):
+        gno.unlist(kb.wdb, [1])
+    assert run(kb, "doctor", fix=True)["healthy"] and run(kb, "status")["healthy"]
+    assert [run(kb, "search", query=q)["results"] for q in ("alpha", "title", "文書")] == before
 
 
 def test_killed_at_any_moment_it_goes_on(tmp_path):
