@@ -1858,8 +1858,9 @@ class Matcher:
         self.simple = set() if enters_hidden else {glob.lower() for glob in taken}
 
         defaults = () if "!defaults" in exclude else DEFAULT_EXCLUDE
+        # `s` leaves out what is named so: it is also an extension, of assembler, but only `.s` says that here
         excluded = [glob for entry in (*defaults, *exclude) if entry != "!defaults"
-                    for glob in expand_globs(entry, extensions, listed=True)]
+                    for glob in expand_globs(entry, extensions if entry.startswith(".") else frozenset(), listed=True)]
         paths = [glob for glob in excluded if not re.fullmatch(r"\*\*/[^/]+/?", glob)]
         names = [glob.removeprefix("**/") for glob in excluded if glob not in paths]
         self.names, self.paths = globs_regex(names), globs_regex(paths) if paths else None
@@ -4823,8 +4824,8 @@ def terms_of(token: str) -> list[Term]:
             out.append(Term(bare_part, quoted(symbol_word(bare_part)), "symbol"))
             continue
         pieces = re.findall(r"\w+", part.replace("_", " "))
-        if len(pieces) == 1 and re.fullmatch(r"\w+\*", part):
-            out.append(Term(part[:-1], quoted(part[:-1]) + "*", "prefix"))
+        if re.search(r"\w\*$", part):         # of several parts, the last is the beginning of a word
+            out.append(Term(bare_part.rstrip("*"), quoted(part[:-1]) + "*", "prefix" if re.fullmatch(r"[^\W_]+\*", part) else "phrase"))
             continue
         other = part.casefold()             # ß and ligatures: as written, or as folding writes them
         match = quoted(part) if other == part else f"({quoted(part)} OR {quoted(other)})"
@@ -4874,7 +4875,8 @@ def match_all(q: Typed) -> str:
     leave is looked for, and bm25 checks with `prefixes` that a word does begin so.
     """
     wide = [t.match if t.kind != "prefix" else "(" + " OR ".join([t.match] + [
-        quoted(t.text[:n]) for n in range(max(3, len(t.text) - 6), len(t.text))]) + ")" for t in q.phrases + q.terms]
+        quoted(t.text[:n]) + "*" * (t.text[n - 1] in "es")         # whose own ending the stemmer would take
+        for n in range(max(3, len(t.text) - 6), len(t.text))]) + ")" for t in q.phrases + q.terms]
     return without(" AND ".join(wide), q)
 
 
@@ -5122,7 +5124,7 @@ def search(kb, query: QueryText, limit: Limit = 5, min_score: MinScore = None, w
     recency = bool(RECENCY.search(query.lower()))
     want = limit * 3 if recency else limit
     keep = excluder(kb, exclude)
-    ranked = bm25(kb, match_all(typed), bounds, want, keep, [t.text for t in typed.terms if t.kind == "prefix"])
+    ranked = bm25(kb, match_all(typed), bounds, want, keep, [t for t in typed.terms if t.kind == "prefix"])
     best = ranked[0][1] if ranked else 0
     shown = [(doc, raw / best) for doc, raw in ranked]
     loose = match_any(typed)
@@ -5156,18 +5158,19 @@ def unready(kb: KB) -> list[str]:
 
 
 def bm25(kb: KB, match: str, bounds: Bounds, limit: int, keep: Callable[[list[int]], set[int]] | None = None,
-         prefixes: Iterable[str] = ()) -> list[tuple[int, float]]:
+         prefixes: Iterable[Term] = ()) -> list[tuple[int, float]]:
     """Best `limit` documents for an FTS5 expression: [(doc_id, raw bm25 > 0)], ties by collection and path.
 
     `keep` says which documents an exclusion leaves over; some word of the document must begin with each of `prefixes`.
     """
-    begins = "".join(" AND begins(?, d.title, d.path, (SELECT body FROM mirrors WHERE id = d.mirror_id))" for _ in prefixes)
+    begins = "".join(" AND (+d.id IN (SELECT rowid FROM docs_fts WHERE docs_fts MATCH ?) OR "
+                     "begins(?, d.title, d.path, (SELECT body FROM mirrors WHERE id = d.mirror_id)))" for _ in prefixes)
     ask, found = limit, []
     while True:
         rows = kb.db.execute(f"""
             SELECT d.id, -bm25(docs_fts, {WEIGHTS}) AS raw FROM docs_fts JOIN documents d ON d.id = docs_fts.rowid
             WHERE docs_fts MATCH ? AND {bounds.sql} {begins} ORDER BY raw DESC, d.collection, d.path LIMIT ?""",
-            [match, *bounds.values, *prefixes, ask]).fetchall()
+            [match, *bounds.values, *(v for t in prefixes for v in (t.match, t.text)), ask]).fetchall()
         found = [(doc, max(raw, 1e-9)) for doc, raw in rows]
         if keep:
             left = keep([doc for doc, _ in found])
@@ -5179,7 +5182,7 @@ def bm25(kb: KB, match: str, bounds: Bounds, limit: int, keep: Callable[[list[in
 
 def begins(prefix: str, *texts: str) -> bool:
     "Whether a word of the texts begins with the lower-case prefix; also an SQL function."
-    return any(re.search(rf"\b{re.escape(prefix)}", text.lower()) for text in texts)
+    return any(re.search(rf"(?<![^\W_]){re.escape(prefix)}", text.lower()) for text in texts)
 
 
 def excluder(kb: KB, exclude: Iterable[str]) -> Callable[[list[int]], set[int]] | None:
@@ -5231,7 +5234,7 @@ def bare(text: str) -> str:
 def find_marks(highlighted: str | None, body: str, typed: Typed) -> list[Mark]:
     "The matches of a highlighted body, labelled, and those of runs without blanks, found in the raw text."
     terms = typed.phrases + typed.terms
-    labels = {t.text: bare(t.text) for t in terms if t.kind in ("word", "phrase")}
+    labels = {t.text: bare(t.text) for t in terms if t.kind in ("word", "phrase", "prefix")}
     marks, cache = [], {}
     if highlighted and OPEN in highlighted:
         shift = 0
@@ -5245,6 +5248,7 @@ def find_marks(highlighted: str | None, body: str, typed: Typed) -> list[Mark]:
             shift += 2
             if plain:
                 marks.append(Mark(start, start + len(m[1]), plain))
+    seen = {m.label for m in marks}
     lower = body.lower()
     lower = lower if len(lower) == len(body) else body      # a few letters change length; offsets must not
     for t in terms:
@@ -5254,9 +5258,9 @@ def find_marks(highlighted: str | None, body: str, typed: Typed) -> list[Mark]:
             marks += whole or [Mark(m.start(), m.end(), m[0]) for p in pairs for m in re.finditer(re.escape(p), lower)]
         elif t.kind == "symbol":
             marks += [Mark(m.start(), m.end(), t.text) for m in re.finditer(SYMBOLIC, lower) if m[0].startswith(t.text)]
-        elif t.kind == "prefix":
-            marks += [Mark(m.start(), m.end(), t.text) for m in re.finditer(rf"\b{re.escape(t.text)}\w*", lower)]
-        elif not lower.isascii() and t.text not in {m.label for m in marks}:     # a word glued to a run, or with points
+        elif t.kind == "prefix" and t.text not in seen:         # longer than the stem in the index
+            marks += [Mark(m.start(), m.end(), t.text) for m in re.finditer(rf"(?<![^\W_]){re.escape(t.text)}[^\W_]*", lower)]
+        elif not lower.isascii() and t.text not in seen:     # a word glued to a run, or with points
             pattern = re.escape(t.text) if t.text.isascii() else f"[{POINTS}]*".join(map(re.escape, t.text))
             marks += [Mark(m.start(), m.end(), t.text) for m in re.finditer(pattern, lower)] or [
                 Mark(m.start(), m.end(), t.text) for m in re.finditer(r"\w+", body) if m[0].casefold() == t.text]

@@ -156,7 +156,7 @@ def test_a_path_made_from_its_glob_matches(names, data):
     ({"exclude": ["s/t"]}, "s/b.md t/x.md", "s/t/x.md s/t"),
     ({"exclude": ["s/"]}, "a.md s.md", "s/b.md x/s/b.md"),
     ({"exclude": ["Caf\u00e9*"]}, "a.md", "Cafe\u0301+x.md Caf\u00e9.md"),
-    ({"exclude": ["txt"]}, "a.md txt/a.md", "d.txt s/c.txt"),
+    ({"exclude": [".txt"]}, "a.md txt/a.md", "d.txt s/c.txt"), ({"exclude": ["s"]}, "a.md d.txt", "s/c.txt s/b.md"),
     ({"exclude": ["/distant", "./xs.md"]}, "s.md s/xs.md", "distant/x.md xs.md dist/x.md"),
     ({"pattern": "*.md"}, "a.md", "d.txt s/b.md"),
     ({"pattern": "*.md", "include": ["docs"]}, "a.md docs/x.txt s/docs/y.md", "d.txt s/b.md"),
