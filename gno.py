@@ -145,12 +145,20 @@ def uri_unquote(text: str) -> str | None:
         return None
 
 
+def refuse_constant(name: str):
+    "NaN and Infinity are no JSON."
+    raise ValueError(name)
+
+
+# made once: json.loads and json.dumps build theirs anew for every message with such settings
+STRICT_DECODER = json.JSONDecoder(parse_constant=refuse_constant)
+WIRE_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def strict_json(text: str | bytes):
     "JSON of somebody else's making. Raises ValueError for whatever is not strict UTF-8 JSON of sane depth."
-    def refuse(name):
-        raise ValueError(name)
     try:
-        return json.loads(text.decode("utf-8") if isinstance(text, bytes) else text, parse_constant=refuse)
+        return STRICT_DECODER.decode(text.decode("utf-8") if isinstance(text, bytes) else text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -2253,13 +2261,15 @@ class Output:
 def table_lines(rows: Iterable[list[str]], width: int = 0) -> Iterator[str]:
     """Rows as the lines of a Markdown table; the first is the header. A pipe is escaped, a line break becomes <br>.
 
-    Short rows are filled up to `width`; without it, to the longest row, and empty rows are left out.
+    Short rows are filled up to `width`; without it, to the longest row, and empty rows are left out. Below a header of more
+    than 100 columns rows stay short, as Markdown allows: one long row would multiply the size of all others.
     """
     if not width:
         rows = [row for row in rows if any(row)]
         width = max(map(len, rows), default=0)
     for n, row in enumerate(rows):
-        cells = "\0".join(map(str.strip, row + [""] * (width - len(row))))      # no text has a NUL
+        missing = width - len(row) if n == 0 or width <= 100 else 0
+        cells = "\0".join(map(str.strip, row + [""] * missing))         # no text has a NUL
         yield "| " + cells.replace("|", "\\|").replace("\n", "<br>").replace("\0", " | ") + " |"
         if n == 0:
             yield "|" + " --- |" * width
@@ -2357,8 +2367,10 @@ def check_yaml(text: str):
         import yaml
     except ImportError:
         return
+    if not yaml.__with_libyaml__:       # the parser in Python takes 150 s for 95 kB of "["
+        return
     try:
-        for _ in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):       # events: no alias is expanded
+        for _ in yaml.parse(text, yaml.CSafeLoader):        # events: no alias is expanded
             pass
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
@@ -3099,7 +3111,8 @@ def xlsx_block(out: Output, rows: list[dict[int, str]]):
     for row in rows[:lead]:
         out.add(plain(*row.values()))
     columns = sorted(set().union(*rows[lead:]))
-    out.add_lines(table_lines(([row.get(column, "") for column in columns] for row in rows[lead:]), len(columns)))
+    cells = ([row.get(column, "") for column in columns[:bisect_right(columns, max(row))]] for row in rows[lead:])
+    out.add_lines(table_lines(cells, len(columns)))
 
 
 def xlsx_column(ref: str) -> int:
@@ -3318,7 +3331,7 @@ FORMATS = {     # converter: (function, {MIME type: extensions})
     "csv": (from_csv, {"text/csv": "csv", "text/tab-separated-values": "tsv"}),
     "json": (data_file("JSON", check_json), {"application/json": "json"}),
     "jsonl": (data_file("JSONL", check_jsonl), {"application/jsonl": "jsonl ndjson"}),
-    "yaml": (data_file("YAML", check_yaml, 100_000), {"application/yaml": "yaml yml"}),     # PyYAML may do 100 kB/s
+    "yaml": (data_file("YAML", check_yaml, 1_000_000), {"application/yaml": "yaml yml"}),
     "toml": (data_file("TOML", check_toml, 1_000_000), {"application/toml": "toml"}),
     "ipynb": (from_ipynb, {"application/x-ipynb+json": "ipynb"}),
     "docx": (from_docx, {OFFICE + "wordprocessingml.document": "docx", MICROSOFT + "word.document.macroenabled.12": "docm"}),
@@ -4755,6 +4768,21 @@ def bigrams(run: str) -> list[str]:
 SYMBOLIC = r"(?<![\w+#/&@])(?:[^\W_]{1,2}[+#/&@]+)+(?:[^\W_]{1,2})?(?![\w])"
 
 
+# where such a name may stand: a symbol after one or two letters. It begins with the symbol because that is what is rare.
+SYMBOL_AFTER_LETTERS = r"[+#/&@](?:(?<=(?<![^\W_])[^\W_].)|(?<=(?<![^\W_])[^\W_]{2}.))"
+
+
+def symbolic_names(text: str) -> Iterator[re.Match]:
+    "The short names with symbols in a lower-case text."
+    name, end = re.compile(SYMBOLIC), 0
+    for m in re.finditer(SYMBOL_AFTER_LETTERS, text):
+        start = m.start() - 2 if m.start() > 1 and text[m.start() - 2].isalnum() else m.start() - 1
+        found = name.match(text, start) if start >= end else None
+        if found:
+            end = found.end()
+            yield found
+
+
 def symbol_word(text: str) -> str:
     "The index word of a short name with symbols, exact to the symbol."
     return "u" + "".join(f"{ord(c)}u" for c in text)
@@ -4767,10 +4795,9 @@ def cjk(title: str, path: str, body: str) -> str:
     """
     words = []
     for text in (title, path, body):
-        if re.search("[+#/&@]", text or ""):
-            for name in re.findall(SYMBOLIC, text.lower()):
-                stem = re.match(r".*[+#]", name)            # c++11 is c++ too
-                words += {symbol_word(name), symbol_word(stem[0]) if stem else symbol_word(name)}
+        for m in symbolic_names((text or "").lower()):
+            stem = re.match(r".*[+#]", m[0])                # c++11 is c++ too
+            words += sorted({symbol_word(m[0]), symbol_word(stem[0]) if stem else symbol_word(m[0])})
         beyond = non_ascii(text or "")
         if beyond.casefold() != beyond.lower():
             words += [w.casefold() for w in re.findall(r"\w+", text) if not w.isascii() and w.casefold() != w.lower()]
@@ -5257,7 +5284,7 @@ def find_marks(highlighted: str | None, body: str, typed: Typed) -> list[Mark]:
             pairs = {t.text[i:i + 2] for i in range(len(t.text) - 1)} if not whole and len(t.text) > 4 else ()
             marks += whole or [Mark(m.start(), m.end(), m[0]) for p in pairs for m in re.finditer(re.escape(p), lower)]
         elif t.kind == "symbol":
-            marks += [Mark(m.start(), m.end(), t.text) for m in re.finditer(SYMBOLIC, lower) if m[0].startswith(t.text)]
+            marks += [Mark(m.start(), m.end(), t.text) for m in symbolic_names(lower) if m[0].startswith(t.text)]
         elif t.kind == "prefix" and t.text not in seen:         # longer than the stem in the index
             marks += [Mark(m.start(), m.end(), t.text) for m in re.finditer(rf"(?<![^\W_]){re.escape(t.text)}[^\W_]*", lower)]
         elif not lower.isascii() and t.text not in seen:     # a word glued to a run, or with points
@@ -6620,7 +6647,7 @@ def mcp_stdio(kb: KB, source, sink):
     interrupts: dict[Any, sqlite3.Connection] = {}
 
     def send(reply: dict):
-        data = json.dumps(reply, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
+        data = WIRE_ENCODER.encode(reply).encode("utf-8", "replace") + b"\n"
         with mutex:
             try:
                 sink.write(data)

@@ -21,7 +21,8 @@ import gno
 os.environ.pop("PYTHONUNBUFFERED", None)                             # commands buffer their output, as they do for everybody
 
 NOTES = {
-    "a.md": "# Alpha\n\none quorum\ntwo\nthree\n", "b.md": "---\ntags: [work, work/deep]\nauthor: Ada\n---\n# Beta & <Co>\n\nA \"quorum\", 'quoted'; yes.\n",
+    "a.md": "# Alpha\n\none quorum\ntwo\nthree\n",
+    "b.md": "---\ntags: [work, work/deep]\nauthor: Ada\n---\n# Beta & <Co>\n\nA \"quorum\", 'quoted'; yes.\n",
     "sub/größe 🦓.md": "# Größe 🦓\n\nZählt als quorum: 東京都 – “so”.\n", "c.md": "# Gamma\n\nalpha beta together\n",
 }
 WORK = {"d.md": "# Delta\n\nquorum of work\n", "e.md": "# Epsilon\n\nnothing\n"}
@@ -105,7 +106,7 @@ def files_below(folder) -> dict[str, bytes]:
     "Every file below a folder with its content, and every folder."
     out = {}
     for d, ds, fs in os.walk(folder):
-        out |= {os.path.relpath(os.path.join(d, n), folder) + "/": b"" for n in ds}
+        out |= dict.fromkeys((os.path.relpath(os.path.join(d, n), folder) + "/" for n in ds), b"")
         for n in fs:
             with open(os.path.join(d, n), "rb") as f:
                 out[os.path.relpath(os.path.join(d, n), folder)] = f.read()
@@ -118,16 +119,20 @@ COMMANDS = {                                                          # command 
     "cleanup": ([], "documents"), "collection add": (["{more}", "--name", "More"], "more: 1 added"), "collection list": ([], "notes"),
     "collection remove": (["notes", "--yes"], "notes"), "collection rename": (["notes", "texts"], "texts"), "doctor": ([], "python"),
     "embed": ([], "embedded"), "get": (["notes/a.md"], "# Alpha"), "index": ([], "notes: 4 unchanged"), "init": ([], "index.yml"),
-    "job-status": (["{uuid}"], None), "list-jobs": ([], "no jobs"), "ls": ([], "gno://notes/a.md"), "multi-get": (["notes/a.md"], "Retrieved 1 document"),
-    "query": (["quorum"], "a.md"), "search": (["quorum"], "a.md:3"), "setup": (["{more}"], "more: 1 added"), "status": ([], "Index: default"),
-    "sync": ([], "notes: 4 unchanged"), "tags": ([], "work (1)"), "update": ([], "notes: 4 unchanged"), "vsearch": (["a count of people"], "notes/"),
+    "job-status": (["{uuid}"], None), "list-jobs": ([], "no jobs"), "ls": ([], "gno://notes/a.md"),
+    "multi-get": (["notes/a.md"], "Retrieved 1 document"),
+    "query": (["quorum"], "a.md"), "search": (["quorum"], "a.md:3"), "setup": (["{more}"], "more: 1 added"),
+    "status": ([], "Index: default"),
+    "sync": ([], "notes: 4 unchanged"), "tags": ([], "work (1)"), "update": ([], "notes: 4 unchanged"),
+    "vsearch": (["a count of people"], "notes/"),
     "mcp": ([], ""), "completion": (["bash"], "gno"), "models list": ([], ""), "context list": ([], ""),
 }
 
 
 def commands(base) -> list[str]:
     "The commands that `gno help` lists."
-    return [m[1] for m in re.finditer(r"(?m)^  ([a-z][a-z-]*(?: [a-z-]+)?)(?: \[PATH\.\.\.\])?  +\S", ok(base, "help").partition("commands:")[2])]
+    return [m[1] for m in re.finditer(r"(?m)^  ([a-z][a-z-]*(?: [a-z-]+)?)(?: \[PATH\.\.\.\])?  +\S",
+        ok(base, "help").partition("commands:")[2])]
 
 
 def test_every_command_explains_itself(base, shell):
@@ -157,7 +162,8 @@ def test_every_command_of_help_runs(fresh, tmp_path):
     assert "again: 1 added" in ok(fresh, "collection", "add", str(write(tmp_path / "again", {"x.md": "x\n"})))
 
 
-@pytest.mark.parametrize("words", [[], ["help"], ["--help"], ["-h"], ["help", "search"], ["search", "--help"], ["search", "x", "-h"], ["collection", "add", "--help"]])
+@pytest.mark.parametrize("words", [[], ["help"], ["--help"], ["-h"], ["help", "search"], ["search", "--help"], ["search", "x", "-h"],
+    ["collection", "add", "--help"]])
 def test_help(base, words):
     shown = ok(base, *words)
     assert "gno" in shown and len(shown.split("\n")) < 60 and all(len(line) <= 160 for line in shown.split("\n"))
@@ -170,21 +176,35 @@ def test_version(base):
 
 
 @pytest.mark.parametrize("words, code, name, said", [
-    (["serach", "x"], 1, "INVALID_INPUT", "gno search"), (["stauts"], 1, "INVALID_INPUT", "gno status"), (["collection"], 1, "INVALID_INPUT", "collection add"),
-    (["colection", "list"], 1, "INVALID_INPUT", "gno collection list"), (["xyzzy"], 1, "INVALID_INPUT", "gno help"), (["help", "xyzzy"], 1, "INVALID_INPUT", "gno help"),
+    (["serach", "x"], 1, "INVALID_INPUT", "gno search"), (["stauts"], 1, "INVALID_INPUT", "gno status"),
+    (["collection"], 1, "INVALID_INPUT", "collection add"),
+    (["colection", "list"], 1, "INVALID_INPUT", "gno collection list"), (["xyzzy"], 1, "INVALID_INPUT", "gno help"),
+    (["help", "xyzzy"], 1, "INVALID_INPUT", "gno help"),
     (["collection", "destroy"], 1, "INVALID_INPUT", "collection"),
-    (["search"], 1, "INVALID_INPUT", "query"), (["search", ""], 1, "INVALID_INPUT", "query"), (["search", "x", "--nope"], 1, "INVALID_INPUT", "--nope"),
-    (["search", "x", "-n", "0"], 1, "INVALID_INPUT", "limit"), (["search", "x", "-n", "abc"], 1, "INVALID_INPUT", "limit"), (["search", "x", "-n"], 1, "INVALID_INPUT", "-n"),
-    (["search", "x", "-n", "1" * 30], 1, "INVALID_INPUT", "limit"), (["search", "x", "--min-score", "2"], 1, "INVALID_INPUT", "minScore"), (["search", "-foo"], 1, "INVALID_INPUT", ""),
-    (["search", "--", "-foo"], 1, "INVALID_INPUT", "exclud"), (["search", "x", "-c", "nope"], 2, "NOT_FOUND", "notes"), (["search", "x", "--since", "never"], 1, "INVALID_INPUT", "never"),
-    (["get"], 1, "INVALID_INPUT", "ref"), (["get", "notes/none.md"], 2, "NOT_FOUND", "none.md"), (["get", "a.md"], 1, "INVALID_INPUT", "a.md"), (["get", "#123456"], 2, "NOT_FOUND", "#123456"),
-    (["get", "notes/a.md", "--from", "0"], 1, "INVALID_INPUT", "fromLine"), (["get", "gno://notes/a.md?index=nope"], 2, "NOT_FOUND", "nope"), (["get", "notes/a.md", "--csv"], 1, "INVALID_INPUT", "--csv"),
-    (["multi-get"], 1, "INVALID_INPUT", "refs"), (["multi-get", "notes/a.md", "--pattern", "*"], 1, "INVALID_INPUT", "refs"), (["multi-get", "--pattern", "x/["], 1, "INVALID_INPUT", "["),
-    (["ls", "nope"], 2, "NOT_FOUND", "nope"), (["ls", "--offset", "9" * 25], 1, "INVALID_INPUT", "offset"), (["tags", "--prefix", "a b!"], 1, "INVALID_INPUT", ""),
-    (["status", "--index", "../x"], 1, "INVALID_INPUT", "../x"), (["status", "--index"], 1, "INVALID_INPUT", "--index"), (["status", "extra"], 1, "INVALID_INPUT", "extra"),
-    (["collection", "add"], 1, "INVALID_INPUT", "path"), (["collection", "add", "/"], 1, "INVALID_PATH", "/"), (["collection", "add", "/no such folder"], 2, "PATH_NOT_FOUND", "/no such folder"),
-    (["collection", "add", "/etc"], 1, "INVALID_PATH", "/etc"), (["collection", "add", "files/notes"], 1, "DUPLICATE", "notes"), (["collection", "add", "files", "--name", "a b"], 1, "INVALID_PATH", "a b"),
-    (["collection", "remove", "nope", "--yes"], 2, "NOT_FOUND", "nope"), (["sync", "nope"], 2, "NOT_FOUND", "nope"), (["search", "x", "--folder", "/no such folder"], 2, "PATH_NOT_FOUND", "/no such folder"),
+    (["search"], 1, "INVALID_INPUT", "query"), (["search", ""], 1, "INVALID_INPUT", "query"),
+    (["search", "x", "--nope"], 1, "INVALID_INPUT", "--nope"),
+    (["search", "x", "-n", "0"], 1, "INVALID_INPUT", "limit"), (["search", "x", "-n", "abc"], 1, "INVALID_INPUT", "limit"),
+    (["search", "x", "-n"], 1, "INVALID_INPUT", "-n"),
+    (["search", "x", "-n", "1" * 30], 1, "INVALID_INPUT", "limit"), (["search", "x", "--min-score", "2"], 1, "INVALID_INPUT", "minScore"),
+    (["search", "-foo"], 1, "INVALID_INPUT", ""),
+    (["search", "--", "-foo"], 1, "INVALID_INPUT", "exclud"), (["search", "x", "-c", "nope"], 2, "NOT_FOUND", "notes"),
+    (["search", "x", "--since", "never"], 1, "INVALID_INPUT", "never"),
+    (["get"], 1, "INVALID_INPUT", "ref"), (["get", "notes/none.md"], 2, "NOT_FOUND", "none.md"),
+    (["get", "a.md"], 1, "INVALID_INPUT", "a.md"), (["get", "#123456"], 2, "NOT_FOUND", "#123456"),
+    (["get", "notes/a.md", "--from", "0"], 1, "INVALID_INPUT", "fromLine"),
+    (["get", "gno://notes/a.md?index=nope"], 2, "NOT_FOUND", "nope"), (["get", "notes/a.md", "--csv"], 1, "INVALID_INPUT", "--csv"),
+    (["multi-get"], 1, "INVALID_INPUT", "refs"), (["multi-get", "notes/a.md", "--pattern", "*"], 1, "INVALID_INPUT", "refs"),
+    (["multi-get", "--pattern", "x/["], 1, "INVALID_INPUT", "["),
+    (["ls", "nope"], 2, "NOT_FOUND", "nope"), (["ls", "--offset", "9" * 25], 1, "INVALID_INPUT", "offset"),
+    (["tags", "--prefix", "a b!"], 1, "INVALID_INPUT", ""),
+    (["status", "--index", "../x"], 1, "INVALID_INPUT", "../x"), (["status", "--index"], 1, "INVALID_INPUT", "--index"),
+    (["status", "extra"], 1, "INVALID_INPUT", "extra"),
+    (["collection", "add"], 1, "INVALID_INPUT", "path"), (["collection", "add", "/"], 1, "INVALID_PATH", "/"),
+    (["collection", "add", "/no such folder"], 2, "PATH_NOT_FOUND", "/no such folder"),
+    (["collection", "add", "/etc"], 1, "INVALID_PATH", "/etc"), (["collection", "add", "files/notes"], 1, "DUPLICATE", "notes"),
+    (["collection", "add", "files", "--name", "a b"], 1, "INVALID_PATH", "a b"),
+    (["collection", "remove", "nope", "--yes"], 2, "NOT_FOUND", "nope"), (["sync", "nope"], 2, "NOT_FOUND", "nope"),
+    (["search", "x", "--folder", "/no such folder"], 2, "PATH_NOT_FOUND", "/no such folder"),
     (["mcp", "--nope"], 1, "INVALID_INPUT", "--nope"), (["search", "x", "--config", "files/notes/a.md"], 1, "INVALID_INPUT", "a.md"),
 ])
 def test_wrong_input_has_an_exit_code_a_code_and_a_hint(base, shell, words, code, name, said):
@@ -193,12 +213,15 @@ def test_wrong_input_has_an_exit_code_a_code_and_a_hint(base, shell, words, code
     assert (exit_code, out) == (code, "")
     assert shown.startswith(f"gno: {name}: ") and said in shown
     assert shown.count("\n") <= 2 and (shown.count("\n") == 1 or "\nhint: " in shown)
-    assert {k: v for k, v in (files_below(base / "config") | files_below(base / "data")).items() if not re.search(r"-wal|-shm|\.lock", k)} == {
+    assert {k: v for k, v in (files_below(base / "config") | files_below(base / "data")).items()
+        if not re.search(r"-wal|-shm|\.lock", k)} == {
         k: v for k, v in before.items() if not re.search(r"-wal|-shm|\.lock", k)}
 
 
-@pytest.mark.parametrize("words, code, name", [(["search", "x", "-c", "nope"], 2, "NOT_FOUND"), (["get", "a.md"], 1, "INVALID_INPUT"), (["frobnicate"], 1, "INVALID_INPUT"),
-                                               (["search", "x", "--nope"], 1, "INVALID_INPUT"), (["collection", "remove", "notes"], 1, "INVALID_INPUT")])
+@pytest.mark.parametrize("words, code, name", [(["search", "x", "-c", "nope"], 2, "NOT_FOUND"), (["get", "a.md"], 1, "INVALID_INPUT"),
+    (["frobnicate"], 1, "INVALID_INPUT"),
+                                               (["search", "x", "--nope"], 1, "INVALID_INPUT"),
+                                               (["collection", "remove", "notes"], 1, "INVALID_INPUT")])
 def test_errors_as_json(base, words, code, name):
     done = cli(base, "--json", *words)
     error = json.loads(done.stdout or done.stderr)["error"]
@@ -206,24 +229,32 @@ def test_errors_as_json(base, words, code, name):
 
 
 @pytest.mark.parametrize("words, query, uris", [                      # words after `search` -> the query, what is found first
-    (["alpha", "beta", "together"], "alpha beta together", ["gno://notes/c.md"]), (["alpha beta", "together"], "alpha beta together", ["gno://notes/c.md"]),
+    (["alpha", "beta", "together"], "alpha beta together", ["gno://notes/c.md"]),
+    (["alpha beta", "together"], "alpha beta together", ["gno://notes/c.md"]),
     (["-n", "1", "alpha", "beta"], "alpha beta", ["gno://notes/c.md"]), (["alpha", "beta", "-n1"], "alpha beta", ["gno://notes/c.md"]),
-    (["--", "--yes", "quorum"], "--yes quorum", ["gno://notes/b.md"]), (["-n", "1", "--", "quorum", "-alpha", "--json"], "quorum -alpha --json", None),
+    (["--", "--yes", "quorum"], "--yes quorum", ["gno://notes/b.md"]), (["-n", "1", "--", "quorum", "-alpha", "--json"],
+        "quorum -alpha --json", None),
     (["quorum", "-c", "work"], "quorum", ["gno://work/d.md"]), (["quorum", "--collection", "WORK"], "quorum", ["gno://work/d.md"]),
     (["--collection=Work", "quorum"], "quorum", ["gno://work/d.md"]), (["quorum", "-cwork"], "quorum", ["gno://work/d.md"]),
-    (["quorum", "--tags-all", "work,work/deep"], "quorum", ["gno://notes/b.md"]), (["quorum", "--tags-all", "work", "--tags-all", "work/deep"], "quorum", ["gno://notes/b.md"]),
-    (["quorum", "--tags-any", "nope,work"], "quorum", ["gno://notes/b.md"]), (["quorum", "--author", "ada"], "quorum", ["gno://notes/b.md"]),
-    (["quorum", "--exclude", "alpha,beta", "--exclude", "Größe"], "quorum", ["gno://work/d.md"]), (["quorum", "--since", "2000-01-01", "--until", "2001-01-01"], "quorum", []),
+    (["quorum", "--tags-all", "work,work/deep"], "quorum", ["gno://notes/b.md"]),
+    (["quorum", "--tags-all", "work", "--tags-all", "work/deep"], "quorum", ["gno://notes/b.md"]),
+    (["quorum", "--tags-any", "nope,work"], "quorum", ["gno://notes/b.md"]),
+    (["quorum", "--author", "ada"], "quorum", ["gno://notes/b.md"]),
+    (["quorum", "--exclude", "alpha,beta", "--exclude", "Größe"], "quorum", ["gno://work/d.md"]),
+    (["quorum", "--since", "2000-01-01", "--until", "2001-01-01"], "quorum", []),
 ])
 def test_words_options_and_the_end_of_options(shell, words, query, uris):
     code, shown, _ = shell("--json", "search", *words)
     found = json.loads(shown)
-    assert code == 0 and found["meta"]["query"] == query and (uris is None or [h["uri"] for h in found["results"]][:len(uris) or None] == uris)
+    assert code == 0 and found["meta"]["query"] == query
+    assert (uris is None or [h["uri"] for h in found["results"]][:len(uris) or None] == uris)
 
 
 @pytest.mark.parametrize("words, uris", [
-    (["notes/a.md,notes/c.md"], ["a.md", "c.md"]), (["notes/a.md", "notes/c.md"], ["a.md", "c.md"]), (["notes/{a,c}.md"], ["a.md", "c.md"]), (["--pattern", "notes/[ac].md"], ["a.md", "c.md"]),
-    (["notes/a*", "notes/c*"], ["a.md", "c.md"]), (["notes/a*,notes/c.md"], ["a.md", "c.md"]), (["notes/c.md", "notes/a.md:2"], ["c.md", "a.md"]),
+    (["notes/a.md,notes/c.md"], ["a.md", "c.md"]), (["notes/a.md", "notes/c.md"], ["a.md", "c.md"]),
+    (["notes/{a,c}.md"], ["a.md", "c.md"]), (["--pattern", "notes/[ac].md"], ["a.md", "c.md"]),
+    (["notes/a*", "notes/c*"], ["a.md", "c.md"]), (["notes/a*,notes/c.md"], ["a.md", "c.md"]),
+    (["notes/c.md", "notes/a.md:2"], ["c.md", "a.md"]),
 ])
 def test_references_lists_and_globs(shell, words, uris):
     code, shown, _ = shell("multi-get", *words, "--json")
@@ -234,7 +265,8 @@ def test_more_arguments(shell):
     assert shell("get", "notes/a.md:3", "-l", "1")[1] == shell("get", "notes/a.md", "--from", "3", "-l", "1")[1] == "one quorum\n"
     assert json.loads(shell("sync", "work", "--json")[1])["collections"][0]["collection"] == "work"
     assert json.loads(shell("index", "-c", "work", "--no-embed", "--json")[1])["sync"]["collections"][0]["collection"] == "work"
-    assert shell("ls", "notes/sub", "--files")[1].count("\n") == 1 and shell("ls", "-n", "2", "--offset", "5", "--files")[1].count("\n") == 1
+    assert shell("ls", "notes/sub", "--files")[1].count("\n") == 1
+    assert shell("ls", "-n", "2", "--offset", "5", "--files")[1].count("\n") == 1
     assert [t["tag"] for t in json.loads(shell("tags", "--prefix", "work/", "-c", "notes", "--json")[1])["tags"]] == ["work", "work/deep"]
 
 
@@ -248,10 +280,13 @@ def test_options_may_stand_between_words(shell):
 def test_json_is_the_structured_content_of_the_tool(base):
     server = Client(base)
     for words, name, arguments in [
-        (["search", "quorum"], "gno_search", {"query": "quorum"}), (["search", "quorum", "-n", "1", "-c", "notes"], "gno_search", {"query": "quorum", "limit": 1, "collection": "notes"}),
-        (["vsearch", "people who vote"], "gno_vsearch", {"query": "people who vote"}), (["query", "quorum"], "gno_query", {"query": "quorum"}),
+        (["search", "quorum"], "gno_search", {"query": "quorum"}), (["search", "quorum", "-n", "1", "-c", "notes"], "gno_search",
+            {"query": "quorum", "limit": 1, "collection": "notes"}),
+        (["vsearch", "people who vote"], "gno_vsearch", {"query": "people who vote"}),
+        (["query", "quorum"], "gno_query", {"query": "quorum"}),
         (["get", "notes/b.md"], "gno_get", {"ref": "notes/b.md"}), (["get", "notes/a.md:2"], "gno_get", {"ref": "notes/a.md:2"}),
-        (["multi-get", "**"], "gno_multi_get", {"pattern": "**"}), (["multi-get", "notes/a.md", "odd"], "gno_multi_get", {"refs": ["notes/a.md", "odd"]}),
+        (["multi-get", "**"], "gno_multi_get", {"pattern": "**"}), (["multi-get", "notes/a.md", "odd"], "gno_multi_get",
+            {"refs": ["notes/a.md", "odd"]}),
         (["tags"], "gno_list_tags", {}), (["list-jobs"], "gno_list_jobs", {}), (["status"], "gno_status", {}),
     ]:
         mine, theirs = json.loads(ok(base, *words, "--json")), server.call(name, **arguments)["structuredContent"]
@@ -275,7 +310,7 @@ def test_tables_are_read_by_their_readers(base):
         (h["docid"], h["score"], h["uri"], h["line"], h["title"], h["snippet"]) for h in found]
     lines = ok(base, "search", "quorum", "--files").splitlines()
     assert [line.split(",")[::2] for line in lines] == [[h["docid"], h["uri"]] for h in found]
-    assert all(abs(float(line.split(",")[1]) - h["score"]) < 1e-3 for line, h in zip(lines, found))
+    assert all(abs(float(line.split(",")[1]) - h["score"]) < 1e-3 for line, h in zip(lines, found, strict=True))
     tree = ElementTree.fromstring(ok(base, "search", "quorum", "--xml"))
     assert [r.get("uri") for r in tree.iter("result")] == [h["uri"] for h in found]
     assert [(r.findtext("title"), r.findtext("snippet")) for r in tree.iter("result")] == [(h["title"], h["snippet"]) for h in found]
@@ -283,11 +318,13 @@ def test_tables_are_read_by_their_readers(base):
     assert all(h["uri"] in shown and h["title"] in shown for h in found)
     for form in ("--csv", "--files", "--xml", "--md"):
         assert cli(base, "search", "xyzzy", form).returncode == 0
-    assert len(ok(base, "query", "quorum", "--files").splitlines()) == 5 and len(list(csv.DictReader(io.StringIO(ok(base, "vsearch", "quorum", "--csv"))))) == 5
+    assert len(ok(base, "query", "quorum", "--files").splitlines()) == 5
+    assert len(list(csv.DictReader(io.StringIO(ok(base, "vsearch", "quorum", "--csv"))))) == 5
 
 
 def test_lists_of_files(base):
-    assert [line.split(",")[-1] for line in ok(base, "ls", "--files").splitlines()] == [d["uri"] for d in json.loads(ok(base, "ls", "--json"))["documents"]]
+    assert [line.split(",")[-1] for line in ok(base, "ls", "--files").splitlines()] == [d["uri"]
+        for d in json.loads(ok(base, "ls", "--json"))["documents"]]
     assert all(re.fullmatch(r"#[0-9a-f]{8},gno://.*", line) for line in ok(base, "multi-get", "work/*", "--files").splitlines())
     assert ok(base, "get", "notes/a.md", "--md") == NOTES["a.md"]
 
@@ -301,13 +338,15 @@ def test_hits_for_people(base):
 
 # ---- places ----
 
-READING = [["--help"], ["help"], ["--version"], ["status"], ["search", "x"], ["query", "x"], ["vsearch", "x"], ["ls"], ["tags"], ["get", "n/a.md"], ["multi-get", "**"],
+READING = [["--help"], ["help"], ["--version"], ["status"], ["search", "x"], ["query", "x"], ["vsearch", "x"], ["ls"], ["tags"],
+    ["get", "n/a.md"], ["multi-get", "**"],
            ["collection", "list"], ["list-jobs"], ["doctor"], ["search", "x", "--index", "other"], ["frobnicate"], ["embed", "--help"]]
 
 
 @pytest.mark.parametrize("words", READING, ids=" ".join)
 def test_reading_leaves_no_trace_in_a_new_home(tmp_path, words):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("GNO_", "XDG_"))} | {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("GNO_", "XDG_"))} | {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT),
+        "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run([sys.executable, str(ROOT / "gno.py"), *words], capture_output=True, cwd=tmp_path, env=env, timeout=30)
     assert done.returncode == {"get": 2, "frobnicate": 1}.get(words[0], 0) and b"Traceback" not in done.stderr, done
     assert files_below(tmp_path) == {}
@@ -346,7 +385,8 @@ def test_a_folder_is_asked_directly_and_its_index_used_again(tmp_path):
     base.mkdir()
     assert [h["uri"] for h in hits(base, "search", "gamma", "--folder", str(root))] == ["gno://my-notes/c.md"]
     made = files_below(base)
-    assert [n for n in made if n.endswith(".sqlite")] == [next(n for n in made if re.fullmatch(r"data/index-folder-[0-9a-f]{12}\.sqlite", n))]
+    assert [n for n in made if n.endswith(".sqlite")] == [next(n for n in made
+        if re.fullmatch(r"data/index-folder-[0-9a-f]{12}\.sqlite", n))]
     assert not any(n.startswith("config") for n in made)
     write(root, {"late.md": "# Late\n\ngiraffe\n"})
     assert [h["uri"] for h in hits(base, "search", "giraffe", "--folder", str(root) + "/")] == ["gno://my-notes/late.md"]
@@ -360,11 +400,13 @@ def test_a_folder_is_asked_directly_and_its_index_used_again(tmp_path):
 
 
 def test_folders_given_twice_or_in_another_order_are_the_same(tmp_path):
-    base, one, two = tmp_path / "gno", write(tmp_path / "a" / "notes", {"x.md": "zebra\n"}), write(tmp_path / "b" / "notes", {"y.md": "zebra\n"})
+    base, one, two = tmp_path / "gno", write(tmp_path / "a" / "notes", {"x.md": "zebra\n"}), write(tmp_path / "b" / "notes",
+        {"y.md": "zebra\n"})
     base.mkdir()
 
     def found(*folders):
-        return sorted((h["uri"], h["source"]["absPath"]) for h in hits(base, "search", "zebra", *(w for f in folders for w in ("--folder", str(f)))))
+        return sorted((h["uri"], h["source"]["absPath"]) for h in hits(base, "search", "zebra",
+            *(w for f in folders for w in ("--folder", str(f)))))
     assert found(one, two) == found(two, one) and len({uri for uri, _ in found(one, two)}) == 2
     assert len(found(one, str(one) + "/", one)) == 1 and len(found(one, two, one)) == 2
     assert len([n for n in files_below(base) if n.endswith(".sqlite")]) == 2
@@ -373,9 +415,11 @@ def test_folders_given_twice_or_in_another_order_are_the_same(tmp_path):
 def test_the_model_leaves_nothing_outside_of_our_places(tmp_path):
     root = write(tmp_path / "notes", NOTES)
     (tmp_path / "home").mkdir()
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("GNO_", "XDG_"))} | {"HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("GNO_", "XDG_"))} | {"HOME": str(tmp_path / "home"),
+        "PYTHONPATH": str(ROOT)}
     for words in (["setup", str(root)], ["vsearch", "people who vote"]):
-        assert subprocess.run([sys.executable, str(ROOT / "gno.py"), *words], capture_output=True, cwd=tmp_path, env=env, timeout=60).returncode == 0
+        assert subprocess.run([sys.executable, str(ROOT / "gno.py"), *words], capture_output=True, cwd=tmp_path, env=env,
+            timeout=60).returncode == 0
     kept = {n for n in files_below(tmp_path / "home") if not n.endswith("/")}
     assert {os.path.dirname(n) for n in kept} <= {".config/gno", ".local/share/gno"}, kept
 
@@ -390,15 +434,22 @@ def test_named_indexes_and_configurations_stand_apart(fresh, tmp_path):
 
 # ---- pipes, locales, terminals ----
 
-@pytest.mark.parametrize("words, lines", [(["ls", "-n", "10000"], 1), (["get", "big/long.md"], 1), (["search", "words", "-n", "100", "--json"], 1), (["--version"], 0), (["help"], 0), (["status"], 0), (["ls"], 0)])
-def test_a_reader_that_has_seen_enough_ends_a_command_quietly(tmp_path_factory, words, lines, big=[]):
-    if not big:
-        base = tmp_path_factory.mktemp("big")
-        kb = new_kb(base)
-        add(kb, write(base / "files", {f"a rather long name of a note, number {n}.md": "words here\n" * 60 for n in range(1500)} | {"long.md": "words\n" * 100_000}), "big")
-        kb.close()
-        big.append(base)
-    proc = subprocess.Popen([sys.executable, str(ROOT / "gno.py"), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=big[0], env=environment(big[0]))
+@pytest.fixture(scope="module")
+def big(tmp_path_factory):
+    "1,500 notes and a long one."
+    base = tmp_path_factory.mktemp("big")
+    kb = new_kb(base)
+    notes = {f"a rather long name of a note, number {n}.md": "words here\n" * 60 for n in range(1500)}
+    add(kb, write(base / "files", notes | {"long.md": "words\n" * 100_000}), "big")
+    kb.close()
+    return base
+
+
+@pytest.mark.parametrize("words, lines", [(["ls", "-n", "10000"], 1), (["get", "big/long.md"], 1),
+    (["search", "words", "-n", "100", "--json"], 1), (["--version"], 0), (["help"], 0), (["status"], 0), (["ls"], 0)])
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly(big, words, lines):
+    proc = subprocess.Popen([sys.executable, str(ROOT / "gno.py"), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=big,
+        env=environment(big))
     for _ in range(lines):
         assert proc.stdout.readline()
     proc.stdout.close()
@@ -409,7 +460,8 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(tmp_path_factory, 
 @pytest.mark.parametrize("words", [["help"], ["ls"], ["search", "quorum", "--json"], ["get", "notes/a.md"], ["mcp"]], ids=" ".join)
 def test_a_full_disk_is_an_error_and_no_traceback(base, words):
     with open("/dev/full", "wb") as full:
-        done = subprocess.run([sys.executable, str(ROOT / "gno.py"), *words], input=b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n', stdout=full, stderr=subprocess.PIPE,
+        done = subprocess.run([sys.executable, str(ROOT / "gno.py"), *words], input=b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n',
+            stdout=full, stderr=subprocess.PIPE,
                               cwd=base, env=environment(base), timeout=30)
     assert b"Traceback" not in done.stderr and (done.returncode == 2 and b"No space left" in done.stderr or words == ["mcp"]), done
 
@@ -425,15 +477,18 @@ def test_a_working_folder_that_is_gone_does_not_matter(base, tmp_path, words):
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-"])
 def test_a_closed_standard_stream_is_no_reason_to_fail(base, closed):
-    done = subprocess.run(["sh", "-c", f'"$0" "$1" status {closed}', sys.executable, str(ROOT / "gno.py")], capture_output=True, cwd=base, env=environment(base), timeout=30)
+    done = subprocess.run(["sh", "-c", f'"$0" "$1" status {closed}', sys.executable, str(ROOT / "gno.py")], capture_output=True, cwd=base,
+        env=environment(base), timeout=30)
     assert done.returncode == 0 and b"Traceback" not in done.stderr and (closed == ">&-" or b"Index: default" in done.stdout), done
 
 
-LOCALES = [{"LC_ALL": "C", "PYTHONUTF8": "0"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "cp1252"}, {"PYTHONIOENCODING": "ascii"}]
+LOCALES = [{"LC_ALL": "C", "PYTHONUTF8": "0"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "cp1252"},
+    {"PYTHONIOENCODING": "ascii"}]
 
 
 @pytest.mark.parametrize("env", LOCALES, ids=["C", "cp1252", "ascii"])
-@pytest.mark.parametrize("words", [["search", "zählt"], ["query", "東京都"], ["ls"], ["get", "notes/sub/größe 🦓.md"], ["get", "notes/gröbe.md"], ["search", "zählt", "--csv"], ["status"]], ids=" ".join)
+@pytest.mark.parametrize("words", [["search", "zählt"], ["query", "東京都"], ["ls"], ["get", "notes/sub/größe 🦓.md"],
+    ["get", "notes/gröbe.md"], ["search", "zählt", "--csv"], ["status"]], ids=" ".join)
 def test_any_locale_will_do(base, env, words):
     done = cli(base, *words, env=env)
     assert done.returncode == (2 if "gröbe" in words[-1] else 0) and b"Traceback" not in done.stderr, done
@@ -445,12 +500,15 @@ def test_json_and_xml_say_the_same_in_every_locale(base, env):
     done = cli(base, "search", "quorum", "--json", env=env)
     assert json.loads(done.stdout) == json.loads(ok(base, "search", "quorum", "--json"))
     xml = cli(base, "search", "quorum", "--xml", env=env).stdout
-    assert ElementTree.tostring(ElementTree.fromstring(xml)) == ElementTree.tostring(ElementTree.fromstring(cli(base, "search", "quorum", "--xml").stdout))
+    assert ElementTree.tostring(ElementTree.fromstring(xml)) == ElementTree.tostring(ElementTree.fromstring(cli(base, "search", "quorum",
+        "--xml").stdout))
 
 
 @pytest.mark.parametrize("source, text", [
-    (b"# A\n\nb\n", "# A\n\nb\n"), (b"no final line feed", "no final line feed\n"), (b"a\r\nb\r\n", "a\nb\n"), ("a\u0085b\u2028c\u009bd\n".encode(), "a\u0085b\u2028c\u009bd\n"),
-    ("é🦓\n".encode(), "é🦓\n"), (b"", ""), ("Größe “so”\n".encode("cp1252"), "Größe “so”\n"), (b"---\ntitle: [broken\n---\ntext\n", "---\ntitle: [broken\n---\ntext\n"),
+    (b"# A\n\nb\n", "# A\n\nb\n"), (b"no final line feed", "no final line feed\n"), (b"a\r\nb\r\n", "a\nb\n"),
+    ("a\u0085b\u2028c\u009bd\n".encode(), "a\u0085b\u2028c\u009bd\n"),
+    ("é🦓\n".encode(), "é🦓\n"), (b"", ""), ("Größe “so”\n".encode("cp1252"), "Größe “so”\n"),
+    (b"---\ntitle: [broken\n---\ntext\n", "---\ntitle: [broken\n---\ntext\n"),
     (b"x" * 300_000 + b"\nend\n", "x" * 300_000 + "\nend\n"), (b"1: not numbered\n", "1: not numbered\n"),
 ])
 def test_get_into_a_file_is_the_raw_text(tmp_path, source, text):
@@ -471,7 +529,8 @@ def test_colours_only_on_a_terminal_that_wants_them(base):
     assert "\x1b" not in ok(base, "search", "quorum")
     code, shown = terminal(base, "search", "quorum")
     assert code == 0 and b"\x1b[" in shown and b"quorum" in shown
-    for words, env in ((["search", "quorum", "--no-color"], {}), (["search", "quorum"], {"NO_COLOR": "1"}), (["status"], {"NO_COLOR": "1"}), (["sync", "--quiet", "--no-color"], {})):
+    for words, env in ((["search", "quorum", "--no-color"], {}), (["search", "quorum"], {"NO_COLOR": "1"}),
+        (["status"], {"NO_COLOR": "1"}), (["sync", "--quiet", "--no-color"], {})):
         code, shown = terminal(base, *words, env=env)
         assert code == 0 and b"\x1b" not in shown, shown
     code, shown = terminal(base, "get", "notes/a.md")
@@ -488,7 +547,8 @@ def evil(tmp_path_factory):
     "File names that hold control characters."
     base = tmp_path_factory.mktemp("evil")
     kb = new_kb(base)
-    root = write(base / "files", {name: "quorum \x1b[32mgreen\x07 \x9b31m text\n" for name in EVIL} | {"bad\x1b[31m.txt": bytes(range(32)) * 100})
+    texts = dict.fromkeys(EVIL, "quorum \x1b[32mgreen\x07 \x9b31m text\n")
+    root = write(base / "files", texts | {"bad\x1b[31m.txt": bytes(range(32)) * 100})
     add(kb, root, "evil", pattern="**/*")
     kb.close()
     return base
@@ -498,13 +558,17 @@ CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]|\r(?!\
 
 
 @pytest.mark.parametrize("words", [
-    ["search", "quorum"], ["search", "quorum", "--md"], ["search", "quorum", "--csv"], ["search", "quorum", "--xml"], ["search", "quorum", "--files"], ["search", "quorum", "--json"],
-    ["ls"], ["ls", "--files"], ["ls", "--md"], ["multi-get", "**"], ["multi-get", "**", "--md"], ["status"], ["sync", "--full"], ["doctor"], ["search", "x\x1b[31m"], ["get", "evil/none\x1b[31m.md"],
-    ["get", "evil/" + EVIL[0]], ["get", "gno://evil/" + gno.uri_quote(EVIL[2])], ["collection", "add", "/none\x1b[31m"], ["\x1b[31m"], ["search", "x", "-c", "\x1b[31m"], ["get", "evil/" + EVIL[0], "--md"],
+    ["search", "quorum"], ["search", "quorum", "--md"], ["search", "quorum", "--csv"], ["search", "quorum", "--xml"],
+    ["search", "quorum", "--files"], ["search", "quorum", "--json"],
+    ["ls"], ["ls", "--files"], ["ls", "--md"], ["multi-get", "**"], ["multi-get", "**", "--md"], ["status"], ["sync", "--full"],
+    ["doctor"], ["search", "x\x1b[31m"], ["get", "evil/none\x1b[31m.md"],
+    ["get", "evil/" + EVIL[0]], ["get", "gno://evil/" + gno.uri_quote(EVIL[2])], ["collection", "add", "/none\x1b[31m"], ["\x1b[31m"],
+    ["search", "x", "-c", "\x1b[31m"], ["get", "evil/" + EVIL[0], "--md"],
 ], ids=lambda w: " ".join(w).encode("unicode_escape").decode())
 def test_control_characters_never_reach_the_terminal(evil, words):
     code, shown = terminal(evil, *words, env={"NO_COLOR": "1"})
-    shown = shown.replace(b"\r\x1b[K", b"") if words[0] == "sync" else shown.replace(b"\r\r\n", b"\r\n")       # the progress line clears itself
+    # the progress line clears itself
+    shown = shown.replace(b"\r\x1b[K", b"") if words[0] == "sync" else shown.replace(b"\r\r\n", b"\r\n")
     assert shown and code in (0, 1, 2) and b"Traceback" not in shown and not CONTROLS.search(shown), shown
 
 
@@ -532,7 +596,8 @@ def test_interrupting_a_command_is_quiet_and_keeps_what_was_done(tmp_path):
     base = tmp_path / "gno"
     root = write(tmp_path / "n", {f"{n}.md": f"# Note {n}\n\n" + f"word{n} among others that say little\n" * 30 for n in range(300)})
     write(base, {"config/index.yml": f'version: "1.0"\ncollections:\n- name: n\n  path: {root}\n'})
-    proc = subprocess.Popen([sys.executable, str(ROOT / "gno.py"), "index"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=base, env=environment(base))
+    proc = subprocess.Popen([sys.executable, str(ROOT / "gno.py"), "index"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=base,
+        env=environment(base))
     time.sleep(1.2)
     proc.send_signal(signal.SIGINT)
     _, err = proc.communicate(timeout=10)
@@ -544,8 +609,11 @@ def test_interrupting_a_command_is_quiet_and_keeps_what_was_done(tmp_path):
 
 DAMAGE = {
     "sizes lost": "DELETE FROM docs_fts_docsize", "some sizes lost": "DELETE FROM docs_fts_docsize WHERE id % 2",
-    "blocks zeroed": "UPDATE docs_fts_data SET block = zeroblob(length(block)) WHERE id > 10", "blocks lost": "DELETE FROM docs_fts_data WHERE id > 10",
-    "version lost": "DELETE FROM docs_fts_config", "random blocks": "UPDATE docs_fts_data SET block = randomblob(length(block)) WHERE id > 10", "structure lost": "DELETE FROM docs_fts_data WHERE id = 10",
+    "blocks zeroed": "UPDATE docs_fts_data SET block = zeroblob(length(block)) WHERE id > 10",
+    "blocks lost": "DELETE FROM docs_fts_data WHERE id > 10",
+    "version lost": "DELETE FROM docs_fts_config",
+    "random blocks": "UPDATE docs_fts_data SET block = randomblob(length(block)) WHERE id > 10",
+    "structure lost": "DELETE FROM docs_fts_data WHERE id = 10",
     "everything lost": "DELETE FROM docs_fts_data",
     "text changed behind its back": "UPDATE mirrors SET body = 'other words' WHERE id = (SELECT min(id) FROM mirrors)",
 }

@@ -14,8 +14,10 @@ import gno
 
 FIVE = "one\ntwo\nthree\nfour\nfive\n"
 ODD = {name: f"text of {n}\n" for n, name in enumerate([
-    "sub/b c.md", "100%.md", "a%20b.md", "a b.md", "hash#tag.md", "what?.md", "q?index=x.md", "plus+and&.md", "\u00fc.md", "e\u0301.md", "Case.md",
-    "two.md", "TWO.md", "back\\slash.md", "'quote' (1)!~*.md", "zebra 🦓.md", "at 12:30.md", "[x]{y}.md", "-dash.md", "sub/deep/er.md"])} | {"a.md": FIVE}
+    "sub/b c.md", "100%.md", "a%20b.md", "a b.md", "hash#tag.md", "what?.md", "q?index=x.md", "plus+and&.md", "\u00fc.md", "e\u0301.md",
+    "Case.md",
+    "two.md", "TWO.md", "back\\slash.md", "'quote' (1)!~*.md", "zebra 🦓.md", "at 12:30.md", "[x]{y}.md", "-dash.md",
+    "sub/deep/er.md"])} | {"a.md": FIVE}
 
 
 def docid(text: str) -> str:
@@ -41,23 +43,36 @@ def error(kb, name, **arguments) -> gno.GnoError:
 
 
 SPELLINGS = [                                                         # reference, path, line
-    ("notes/a.md", "a.md", 1), ("NOTES/a.md", "a.md", 1), ("gno://notes/a.md", "a.md", 1), ("gno://Notes/a.md", "a.md", 1), ("GNO://notes/a.md", "a.md", 1),
-    (" notes/a.md\n", "a.md", 1), ("notes/a.md:3", "a.md", 3), ("gno://notes/a.md:3", "a.md", 3), ("gno://notes/a.md?index=default", "a.md", 1),
+    ("notes/a.md", "a.md", 1), ("NOTES/a.md", "a.md", 1), ("gno://notes/a.md", "a.md", 1), ("gno://Notes/a.md", "a.md", 1),
+    ("GNO://notes/a.md", "a.md", 1),
+    (" notes/a.md\n", "a.md", 1), ("notes/a.md:3", "a.md", 3), ("gno://notes/a.md:3", "a.md", 3),
+    ("gno://notes/a.md?index=default", "a.md", 1),
     ("gno://notes/a.md?index=DEFAULT:3", "a.md", 3), ("notes/a%2Emd", "a.md", 1), ("gno://notes/%61.md:2", "a.md", 2),
-    ("notes/sub/b c.md", "sub/b c.md", 1), ("notes/sub/b%20c.md", "sub/b c.md", 1), ("gno://notes/sub/b%20c.md", "sub/b c.md", 1), ("gno://notes/sub/b c.md", "sub/b c.md", 1),
-    ("notes/100%.md", "100%.md", 1), ("gno://notes/100%25.md", "100%.md", 1), ("gno://notes/100%.md", "100%.md", 1), ("notes/100%25.md", "100%.md", 1),
-    ("notes/a%20b.md", "a%20b.md", 1), ("gno://notes/a%2520b.md", "a%20b.md", 1), ("gno://notes/a%20b.md", "a b.md", 1), ("notes/a b.md", "a b.md", 1),
+    ("notes/sub/b c.md", "sub/b c.md", 1), ("notes/sub/b%20c.md", "sub/b c.md", 1), ("gno://notes/sub/b%20c.md", "sub/b c.md", 1),
+    ("gno://notes/sub/b c.md", "sub/b c.md", 1),
+    ("notes/100%.md", "100%.md", 1), ("gno://notes/100%25.md", "100%.md", 1), ("gno://notes/100%.md", "100%.md", 1),
+    ("notes/100%25.md", "100%.md", 1),
+    ("notes/a%20b.md", "a%20b.md", 1), ("gno://notes/a%2520b.md", "a%20b.md", 1), ("gno://notes/a%20b.md", "a b.md", 1),
+    ("notes/a b.md", "a b.md", 1),
     ("notes/hash#tag.md", "hash#tag.md", 1), ("gno://notes/hash%23tag.md", "hash#tag.md", 1), ("gno://notes/hash#tag.md", "hash#tag.md", 1),
     ("notes/what?.md", "what?.md", 1), ("gno://notes/what%3F.md", "what?.md", 1), ("gno://notes/what?.md", "what?.md", 1),
-    ("notes/q?index=x.md", "q?index=x.md", 1), ("gno://notes/q%3Findex%3Dx.md", "q?index=x.md", 1), ("gno://notes/plus%2Band%26.md", "plus+and&.md", 1),
+    ("notes/q?index=x.md", "q?index=x.md", 1), ("gno://notes/q%3Findex%3Dx.md", "q?index=x.md", 1),
+    ("gno://notes/plus%2Band%26.md", "plus+and&.md", 1),
     ("notes/plus+and&.md", "plus+and&.md", 1), ("gno://notes/plus+and&.md", "plus+and&.md", 1),
-    ("notes/\u00fc.md", "\u00fc.md", 1), ("notes/u\u0308.md", "\u00fc.md", 1), ("gno://notes/%C3%BC.md", "\u00fc.md", 1), ("gno://notes/u%CC%88.md", "\u00fc.md", 1),
-    ("notes/\u00e9.md", "e\u0301.md", 1), ("gno://notes/%c3%a9.md", "e\u0301.md", 1), ("notes/e\u0301.md", "e\u0301.md", 1), ("notes/\u00dc.MD", "\u00fc.md", 1),
-    ("notes/CASE.MD", "Case.md", 1), ("notes/two.md", "two.md", 1), ("notes/TWO.md", "TWO.md", 1), ("Notes/SUB/Deep/er.md", "sub/deep/er.md", 1),
-    ("notes\\sub\\b c.md", "sub/b c.md", 1), ("notes\\a.md:3", "a.md", 3), ("gno://notes\\a.md", "a.md", 1), ("notes/back\\slash.md", "back\\slash.md", 1),
-    ("gno://notes/back%5Cslash.md", "back\\slash.md", 1), ("notes/'quote' (1)!~*.md", "'quote' (1)!~*.md", 1), ("gno://notes/'quote'%20(1)!~*.md", "'quote' (1)!~*.md", 1),
-    ("gno://notes/zebra%20%F0%9F%A6%93.md", "zebra 🦓.md", 1), ("notes/at 12:30.md", "at 12:30.md", 1), ("gno://notes/at%2012%3A30.md", "at 12:30.md", 1),
-    ("notes/[x]{y}.md", "[x]{y}.md", 1), ("notes/-dash.md", "-dash.md", 1), (docid(FIVE), "a.md", 1), (docid(FIVE)[:7], "a.md", 1), (docid(FIVE)[:8].upper(), "a.md", 1),
+    ("notes/\u00fc.md", "\u00fc.md", 1), ("notes/u\u0308.md", "\u00fc.md", 1), ("gno://notes/%C3%BC.md", "\u00fc.md", 1),
+    ("gno://notes/u%CC%88.md", "\u00fc.md", 1),
+    ("notes/\u00e9.md", "e\u0301.md", 1), ("gno://notes/%c3%a9.md", "e\u0301.md", 1), ("notes/e\u0301.md", "e\u0301.md", 1),
+    ("notes/\u00dc.MD", "\u00fc.md", 1),
+    ("notes/CASE.MD", "Case.md", 1), ("notes/two.md", "two.md", 1), ("notes/TWO.md", "TWO.md", 1),
+    ("Notes/SUB/Deep/er.md", "sub/deep/er.md", 1),
+    ("notes\\sub\\b c.md", "sub/b c.md", 1), ("notes\\a.md:3", "a.md", 3), ("gno://notes\\a.md", "a.md", 1),
+    ("notes/back\\slash.md", "back\\slash.md", 1),
+    ("gno://notes/back%5Cslash.md", "back\\slash.md", 1), ("notes/'quote' (1)!~*.md", "'quote' (1)!~*.md", 1),
+    ("gno://notes/'quote'%20(1)!~*.md", "'quote' (1)!~*.md", 1),
+    ("gno://notes/zebra%20%F0%9F%A6%93.md", "zebra 🦓.md", 1), ("notes/at 12:30.md", "at 12:30.md", 1),
+    ("gno://notes/at%2012%3A30.md", "at 12:30.md", 1),
+    ("notes/[x]{y}.md", "[x]{y}.md", 1), ("notes/-dash.md", "-dash.md", 1), (docid(FIVE), "a.md", 1), (docid(FIVE)[:7], "a.md", 1),
+    (docid(FIVE)[:8].upper(), "a.md", 1),
 ]
 
 
@@ -70,10 +85,13 @@ def test_every_spelling_of_a_reference_leads_to_the_document(odd, ref, path, lin
 
 
 @pytest.mark.parametrize("path, uri", [
-    ("a.md", "gno://notes/a.md"), ("sub/b c.md", "gno://notes/sub/b%20c.md"), ("100%.md", "gno://notes/100%25.md"), ("a%20b.md", "gno://notes/a%2520b.md"),
+    ("a.md", "gno://notes/a.md"), ("sub/b c.md", "gno://notes/sub/b%20c.md"), ("100%.md", "gno://notes/100%25.md"),
+    ("a%20b.md", "gno://notes/a%2520b.md"),
     ("hash#tag.md", "gno://notes/hash%23tag.md"), ("what?.md", "gno://notes/what%3F.md"), ("plus+and&.md", "gno://notes/plus%2Band%26.md"),
-    ("\u00fc.md", "gno://notes/%C3%BC.md"), ("back\\slash.md", "gno://notes/back%5Cslash.md"), ("'quote' (1)!~*.md", "gno://notes/'quote'%20(1)!~*.md"),
-    ("at 12:30.md", "gno://notes/at%2012%3A30.md"), ("zebra 🦓.md", "gno://notes/zebra%20%F0%9F%A6%93.md"), ("[x]{y}.md", "gno://notes/%5Bx%5D%7By%7D.md"),
+    ("\u00fc.md", "gno://notes/%C3%BC.md"), ("back\\slash.md", "gno://notes/back%5Cslash.md"),
+    ("'quote' (1)!~*.md", "gno://notes/'quote'%20(1)!~*.md"),
+    ("at 12:30.md", "gno://notes/at%2012%3A30.md"), ("zebra 🦓.md", "gno://notes/zebra%20%F0%9F%A6%93.md"),
+    ("[x]{y}.md", "gno://notes/%5Bx%5D%7By%7D.md"),
 ])
 def test_uris_are_percent_encoded_and_lead_back(odd, path, uri):
     assert run(odd, "get", ref="notes/" + path)["uri"] == uri and run(odd, "get", ref=uri)["source"]["relPath"] == path
@@ -102,21 +120,27 @@ def test_a_path_that_ends_like_a_line_suffix_is_reachable(kb, tmp_path):
 
 
 @pytest.mark.parametrize("ref", [
-    "", " ", "a.md", "/", "/a.md", "notes/", "gno://", "gno://notes", "gno://notes/", "gno:///a.md", "#", "#12345", "#zzzzzz", "# abcdef", "#abcdef:3", "##abcdef",
-    "notes/a.md:0", "gno://notes/a.md:00", "notes/a.md:-1", "notes/a.md\0", "gno://notes/a.md?index=", "gno://notes/a.md?index=../x", "gno://notes/a.md?index=%2e%2e%2fx",
-    "gno://notes/a.md?index=a/b", "gno://notes/a.md?index=.x", "gno://notes/a.md?index=%zz", "gno://notes/a.md?index=x.", "gno://notes/a.md?index=" + "x" * 65,
+    "", " ", "a.md", "/", "/a.md", "notes/", "gno://", "gno://notes", "gno://notes/", "gno:///a.md", "#", "#12345", "#zzzzzz", "# abcdef",
+    "#abcdef:3", "##abcdef",
+    "notes/a.md:0", "gno://notes/a.md:00", "notes/a.md:-1", "notes/a.md\0", "gno://notes/a.md?index=", "gno://notes/a.md?index=../x",
+    "gno://notes/a.md?index=%2e%2e%2fx",
+    "gno://notes/a.md?index=a/b", "gno://notes/a.md?index=.x", "gno://notes/a.md?index=%zz", "gno://notes/a.md?index=x.",
+    "gno://notes/a.md?index=" + "x" * 65,
 ])
 def test_what_is_no_reference_is_refused(odd, ref):
     before = sorted(os.listdir(odd.dirs["data"]))
     assert error(odd, "get", ref=ref).code == "INVALID_INPUT"
     assert sorted(os.listdir(odd.dirs["data"])) == before
     if ref:
-        assert run(odd, "multi_get", refs=["notes/a.md", ref])["skipped"] == [{"ref": ref, "reason": "invalid_ref"}] if "?index" not in ref else True
+        assert run(odd, "multi_get", refs=["notes/a.md", ref])["skipped"] == [{"ref": ref,
+            "reason": "invalid_ref"}] if "?index" not in ref else True
 
 
 @pytest.mark.parametrize("ref, hint", [
-    ("notes/a", "notes/a.md"), ("notes/elsewhere/er.md", "notes/sub/deep/er.md"), ("notes/what.md", "notes/what?.md"), ("notes/Two.md", "notes/two.md"),
-    ("nowhere/a.md", "notes"), ("#12345678", ""), ("notes/xyzzyplugh.md", "gno_search"), ("notes/" + "x" * 5000, ""), ("gno://notes/a.md?index=nowhere", "index"),
+    ("notes/a", "notes/a.md"), ("notes/elsewhere/er.md", "notes/sub/deep/er.md"), ("notes/what.md", "notes/what?.md"),
+    ("notes/Two.md", "notes/two.md"),
+    ("nowhere/a.md", "notes"), ("#12345678", ""), ("notes/xyzzyplugh.md", "gno_search"), ("notes/" + "x" * 5000, ""),
+    ("gno://notes/a.md?index=nowhere", "index"),
 ])
 def test_what_is_not_there_is_not_found_and_near_misses_are_named(odd, ref, hint):
     e = error(odd, "get", ref=ref)
@@ -161,14 +185,15 @@ def test_docid_prefixes_resolve_where_they_are_unique(kb, tmp_path):
     e = error(kb, "get", ref=docid(pair[0])[:7])
     assert e.code == "INVALID_INPUT" and docid(pair[0]) in e.message + e.hint and docid(pair[1]) in e.message + e.hint
     for length in (8, 9):
-        assert run(kb, "get", ref=docid(pair[0])[:length])["content"] == pair[0] and run(kb, "get", ref=docid(pair[1])[:length])["content"] == pair[1]
+        assert run(kb, "get", ref=docid(pair[0])[:length])["content"] == pair[0]
+        assert run(kb, "get", ref=docid(pair[1])[:length])["content"] == pair[1]
     for length in (7, 8, 9):
         assert run(kb, "get", ref=docid(FIVE)[:length])["content"] == FIVE
     assert run(kb, "multi_get", refs=[docid(pair[0])[:7]])["documents"] == []
 
 
 def test_twins_resolve_to_the_lowest_uri_and_name_the_others(kb, tmp_path):
-    root = write(tmp_path / "n", {name: "same\n" for name in ("z.md", "\u00e9.md", "m/x.md", "a b.md", "a!b.md")})
+    root = write(tmp_path / "n", dict.fromkeys(("z.md", "\u00e9.md", "m/x.md", "a b.md", "a!b.md"), "same\n"))
     add(kb, root, "notes")
     uris = ["gno://notes/%C3%A9.md", "gno://notes/a!b.md", "gno://notes/a%20b.md", "gno://notes/m/x.md", "gno://notes/z.md"]
     got = run(kb, "get", ref=docid("same\n"))
@@ -185,11 +210,14 @@ def test_twins_resolve_to_the_lowest_uri_and_name_the_others(kb, tmp_path):
 # ---- lines ----
 
 @pytest.mark.parametrize("arguments, content, span", [
-    ({}, FIVE, (1, 5)), ({"fromLine": 1}, FIVE, (1, 5)), ({"fromLine": 2, "lineCount": 2}, "two\nthree", (2, 3)), ({"fromLine": 5}, "five", (5, 5)),
+    ({}, FIVE, (1, 5)), ({"fromLine": 1}, FIVE, (1, 5)), ({"fromLine": 2, "lineCount": 2}, "two\nthree", (2, 3)),
+    ({"fromLine": 5}, "five", (5, 5)),
     ({"fromLine": 4, "lineCount": 100}, "four\nfive", (4, 5)), ({"lineCount": 2}, "one\ntwo", (1, 2)), ({"lineCount": 5}, FIVE, (1, 5)),
-    ({"fromLine": 6}, "", None), ({"fromLine": 6, "lineCount": 2}, "", None), ({"fromLine": 10 ** 30}, "", None), ({"fromLine": 3, "lineCount": 10 ** 30}, "three\nfour\nfive", (3, 5)),
+    ({"fromLine": 6}, "", None), ({"fromLine": 6, "lineCount": 2}, "", None), ({"fromLine": 10 ** 30}, "", None),
+    ({"fromLine": 3, "lineCount": 10 ** 30}, "three\nfour\nfive", (3, 5)),
     ({"ref": "notes/a.md:3"}, "three\nfour\nfive", (3, 5)), ({"ref": "notes/a.md:3", "lineCount": 1}, "three", (3, 3)),
-    ({"ref": "notes/a.md:3", "fromLine": 5}, "five", (5, 5)), ({"ref": "notes/a.md:6"}, "", None), ({"ref": "gno://notes/a.md:2", "lineCount": 2}, "two\nthree", (2, 3)),
+    ({"ref": "notes/a.md:3", "fromLine": 5}, "five", (5, 5)), ({"ref": "notes/a.md:6"}, "", None),
+    ({"ref": "gno://notes/a.md:2", "lineCount": 2}, "two\nthree", (2, 3)),
 ])
 def test_ranges(odd, arguments, content, span):
     arguments = {"ref": "notes/a.md"} | arguments
@@ -197,13 +225,16 @@ def test_ranges(odd, arguments, content, span):
     assert got["content"].removesuffix("\n") == content.removesuffix("\n") and got["totalLines"] == 5
     assert got["returnedLines"] == (span and {"start": span[0], "end": span[1]})
     text = gno.text_of(gno.TOOLS["get"], got, arguments)
-    assert text.startswith("".join(f"{n}: {line}\n" for n, line in enumerate(content.split("\n"), span[0]) if line).rstrip("\n")) if span else "5 lines" in text
+    assert text.startswith("".join(f"{n}: {line}\n" for n, line in enumerate(content.split("\n"), span[0])
+        if line).rstrip("\n")) if span else "5 lines" in text
 
 
 @pytest.mark.parametrize("source, total, content", [
-    (b"", 0, ""), (b"a", 1, "a\n"), (b"a\n", 1, "a\n"), (b"a\nb", 2, "a\nb\n"), (b"a\n\n\nb\n", 4, "a\n\n\nb\n"), (b"\n\na\n", 3, "\n\na\n"), (b"a\r\nb\r\n", 2, "a\nb\n"),
+    (b"", 0, ""), (b"a", 1, "a\n"), (b"a\n", 1, "a\n"), (b"a\nb", 2, "a\nb\n"), (b"a\n\n\nb\n", 4, "a\n\n\nb\n"),
+    (b"\n\na\n", 3, "\n\na\n"), (b"a\r\nb\r\n", 2, "a\nb\n"),
     (b"a\rb\r", 2, "a\nb\n"), (b"\xef\xbb\xbfa\n", 1, "a\n"), ("a\u2028b\u2029c\u0085d\n".encode(), 1, "a\u2028b\u2029c\u0085d\n"),
-    ("e\u0301\n".encode(), 1, "\u00e9\n"), (b"a  \t\nb\n", 2, "a\nb\n"), (b"a\n\n\n\n", 1, "a\n"), ("\ufeffa\n".encode("utf-16-le"), 1, "a\n"),
+    ("e\u0301\n".encode(), 1, "\u00e9\n"), (b"a  \t\nb\n", 2, "a\nb\n"), (b"a\n\n\n\n", 1, "a\n"),
+    ("\ufeffa\n".encode("utf-16-le"), 1, "a\n"),
 ])
 def test_lines_are_counted_as_an_editor_does(kb, tmp_path, source, total, content):
     add(kb, write(tmp_path / "n", {"a.md": source, "b.txt": source}), pattern="**/*")
@@ -262,7 +293,8 @@ def whole(kb, ref) -> str:
     ("fits", "x" * 49_999 + "\n" + "y" * 49_999 + "\n", False), ("one more", "x" * 49_999 + "\n" + "y" * 50_000 + "\n", True),
     ("many lines", "".join(f"line {n} é東🦓\n" for n in range(9000)), True), ("wide", "é" * 49_998 + "\n" + "é\n" * 5, True),
     ("endless inside", "short\n" * 10 + "z" * 300_000 + "\n" + "end\n", True), ("endless", "é" * 150_000 + " end\n", True),
-    ("endless first", "x" * 250_000 + "\nsecond\nthird\n", True), ("empty lines", "\n" * 99_998 + "a\n", False), ("more empty lines", "\n" * 150_000 + "a\n", True),
+    ("endless first", "x" * 250_000 + "\nsecond\nthird\n", True), ("empty lines", "\n" * 99_998 + "a\n", False),
+    ("more empty lines", "\n" * 150_000 + "a\n", True),
 ])
 def test_a_long_document_is_cut_at_a_line_and_can_be_read_on(kb, tmp_path, name, text, cut):
     add(kb, write(tmp_path / "n", {"a.md": text}))
@@ -290,7 +322,8 @@ def test_multi_get_takes_refs_or_a_pattern(odd):
     assert error(odd, "multi_get", refs=[]).code == error(odd, "multi_get", pattern="").code == "INVALID_INPUT"
     many = run(odd, "multi_get", refs=["notes/two.md", "nowhere/x.md", "notes/a.md", "odd", docid(FIVE), "notes/none.md", "notes/two.md"])
     assert [d["source"]["relPath"] for d in many["documents"]] == ["two.md", "a.md", "a.md", "two.md"]
-    assert many["skipped"] == [{"ref": "nowhere/x.md", "reason": "not_found"}, {"ref": "odd", "reason": "invalid_ref"}, {"ref": "notes/none.md", "reason": "not_found"}]
+    assert many["skipped"] == [{"ref": "nowhere/x.md", "reason": "not_found"}, {"ref": "odd", "reason": "invalid_ref"},
+        {"ref": "notes/none.md", "reason": "not_found"}]
     assert {k: many["meta"][k] for k in ("requested", "returned", "skipped")} == {"requested": 7, "returned": 4, "skipped": 3}
 
 
@@ -298,8 +331,10 @@ TEN = "0123456789\n" * 10
 
 
 @pytest.mark.parametrize("text, max_bytes, content", [
-    (TEN, 10240, TEN), (TEN, 110, TEN), (TEN, 25, "0123456789\n0123456789"), (TEN, 21, "0123456789\n0123456789"), (TEN, 20, "0123456789"), (TEN, 10, "0123456789"),
-    (TEN, 9, None), (TEN, 1, None), ("ééééé\nb\n", 10, "ééééé"), ("ééééé\nb\n", 9, None), ("", 1, ""), ("a\n" + "x" * 100 + "\nb\n", 50, "a"), ("\n\nlong line\n", 3, "\n"),
+    (TEN, 10240, TEN), (TEN, 110, TEN), (TEN, 25, "0123456789\n0123456789"), (TEN, 21, "0123456789\n0123456789"), (TEN, 20, "0123456789"),
+    (TEN, 10, "0123456789"),
+    (TEN, 9, None), (TEN, 1, None), ("ééééé\nb\n", 10, "ééééé"), ("ééééé\nb\n", 9, None), ("", 1, ""),
+    ("a\n" + "x" * 100 + "\nb\n", 50, "a"), ("\n\nlong line\n", 3, "\n"),
 ])
 def test_multi_get_cuts_at_a_line_end(kb, tmp_path, text, max_bytes, content):
     add(kb, write(tmp_path / "n", {"a.md": text}))
@@ -319,10 +354,14 @@ def test_multi_get_cuts_at_a_line_end(kb, tmp_path, text, max_bytes, content):
 
 
 @pytest.mark.parametrize("pattern, paths", [
-    ("**", sorted(ODD)), ("notes/**", sorted(ODD)), ("gno://notes/**", sorted(ODD)), ("sub/**", ["sub/b c.md", "sub/deep/er.md"]), ("**/er.md", ["sub/deep/er.md"]),
-    ("a.md", ["a.md"]), ("notes/a.md", ["a.md"]), ("gno://notes/a.md", ["a.md"]), ("sub/b c.md", ["sub/b c.md"]), ("gno://notes/sub/b%20c.md", ["sub/b c.md"]),
-    ("gno://notes/sub/b%20*", ["sub/b c.md"]), ("sub/?%20c.md", []), ("sub/? c.md", ["sub/b c.md"]), ("{two,TWO}.md", ["TWO.md", "two.md"]), ("t*.md", ["two.md"]),
-    ("\u00fc.md", ["\u00fc.md"]), ("u\u0308.md", ["\u00fc.md"]), ("\u00e9.md", ["e\u0301.md"]), ("e\u0301*", ["e\u0301.md"]), ("NOTES/sub/*.md", ["sub/b c.md"]), ("nowhere/**", []), ("**/*.pdf", []),
+    ("**", sorted(ODD)), ("notes/**", sorted(ODD)), ("gno://notes/**", sorted(ODD)), ("sub/**", ["sub/b c.md", "sub/deep/er.md"]),
+    ("**/er.md", ["sub/deep/er.md"]),
+    ("a.md", ["a.md"]), ("notes/a.md", ["a.md"]), ("gno://notes/a.md", ["a.md"]), ("sub/b c.md", ["sub/b c.md"]),
+    ("gno://notes/sub/b%20c.md", ["sub/b c.md"]),
+    ("gno://notes/sub/b%20*", ["sub/b c.md"]), ("sub/?%20c.md", []), ("sub/? c.md", ["sub/b c.md"]),
+    ("{two,TWO}.md", ["TWO.md", "two.md"]), ("t*.md", ["two.md"]),
+    ("\u00fc.md", ["\u00fc.md"]), ("u\u0308.md", ["\u00fc.md"]), ("\u00e9.md", ["e\u0301.md"]), ("e\u0301*", ["e\u0301.md"]),
+    ("NOTES/sub/*.md", ["sub/b c.md"]), ("nowhere/**", []), ("**/*.pdf", []),
     ("gno://nowhere/**", []), ("**/deep/**", ["sub/deep/er.md"]), ("notes/sub/*/*.md", ["sub/deep/er.md"]),
 ])
 def test_patterns(odd, pattern, paths):
@@ -370,7 +409,8 @@ def test_named_indexes_are_read_and_never_created(two):
     assert got["content"] == "new words\n" and got["uri"] == "gno://notes/a%20b.md"
     for name in ("Research", "research", "RESEARCH"):
         got = run(two, "get", ref=f"gno://notes/a%20b.md?index={name}:1")
-        assert got["content"] == "old\n" and got["uri"].lower() == "gno://notes/a%20b.md?index=research" and got["returnedLines"] == {"start": 1, "end": 1}
+        assert got["content"] == "old\n" and got["uri"].lower() == "gno://notes/a%20b.md?index=research"
+        assert got["returnedLines"] == {"start": 1, "end": 1}
         assert run(two, "get", ref=got["uri"])["content"] == "old\n"
     before = sorted(os.listdir(two.dirs["data"]))
     for ref in ("gno://notes/a%20b.md?index=nowhere", "gno://notes/c.md?index=Caf%C3%A9"):
@@ -392,9 +432,11 @@ def test_named_indexes_are_read_and_never_created(two):
 
 
 @pytest.mark.parametrize("refs, good", [
-    (["gno://notes/c.md?index=research", "gno://notes/a%20b.md?index=RESEARCH"], True), (["gno://notes/c.md?index=default", "notes/c.md", "gno://notes/c.md"], True),
+    (["gno://notes/c.md?index=research", "gno://notes/a%20b.md?index=RESEARCH"], True),
+    (["gno://notes/c.md?index=default", "notes/c.md", "gno://notes/c.md"], True),
     (["gno://notes/c.md?index=research", "notes/c.md"], False), (["gno://notes/c.md", "gno://notes/c.md?index=research"], False),
-    (["gno://notes/c.md?index=research", "gno://notes/c.md?index=default"], False), (["gno://notes/c.md?index=research", docid("same\n")], False),
+    (["gno://notes/c.md?index=research", "gno://notes/c.md?index=default"], False),
+    (["gno://notes/c.md?index=research", docid("same\n")], False),
     ([docid("same\n"), "gno://notes/c.md?index=research:1"], False), (["GNO://notes/c.md?index=research", "notes/c.md"], False),
 ])
 def test_references_of_one_request_belong_to_one_index(two, refs, good):
@@ -405,10 +447,13 @@ def test_references_of_one_request_belong_to_one_index(two, refs, good):
 
 
 @pytest.mark.parametrize("name, identity", [
-    ("default", "default"), ("A b", "a b"), ("1.2", "1.2"), ("x_y-z", "x_y-z"), ("x" * 64, "x" * 64), ("Ünïcode", "ünïcode"), ("U\u0308ni", "üni"), ("日本語", "日本語"),
+    ("default", "default"), ("A b", "a b"), ("1.2", "1.2"), ("x_y-z", "x_y-z"), ("x" * 64, "x" * 64), ("Ünïcode", "ünïcode"),
+    ("U\u0308ni", "üni"), ("日本語", "日本語"),
     ("Straße", "strasse"), ("STRASSE", "strasse"), ("a-", "a-"), ("a_", "a_"), ("4", "4"), ("x\u0301y", "x\u0301y"), ("𝐀" * 32, "𝐀" * 32),
-    ("", None), (" a", None), ("a ", None), ("a.", None), (".a", None), ("a..b", None), ("a/b", None), ("a\\b", None), ("-a", None), ("_a", None), ("a\tb", None), ("a\n", None),
-    ("a\0", None), ("x" * 65, None), ("🦓", None), ("a🦓", None), ("a\u00a0b", None), ("a:b", None), ("a*", None), ("𝐀" * 33, None), ("\u0301a", None), ("a?b", None), ("~a", None),
+    ("", None), (" a", None), ("a ", None), ("a.", None), (".a", None), ("a..b", None), ("a/b", None), ("a\\b", None), ("-a", None),
+    ("_a", None), ("a\tb", None), ("a\n", None),
+    ("a\0", None), ("x" * 65, None), ("🦓", None), ("a🦓", None), ("a\u00a0b", None), ("a:b", None), ("a*", None), ("𝐀" * 33, None),
+    ("\u0301a", None), ("a?b", None), ("~a", None),
 ])
 def test_index_names(name, identity):
     if identity is None:
@@ -422,8 +467,10 @@ def test_index_names(name, identity):
 # ---- ls ----
 
 @pytest.mark.parametrize("arguments, paths", [
-    ({}, sorted(ODD)), ({"scope": "notes"}, sorted(ODD)), ({"scope": "NOTES"}, sorted(ODD)), ({"scope": "gno://notes/"}, sorted(ODD)), ({"scope": "notes/sub"}, ["sub/b c.md", "sub/deep/er.md"]),
-    ({"scope": "notes/sub/"}, ["sub/b c.md", "sub/deep/er.md"]), ({"scope": "gno://notes/sub/deep"}, ["sub/deep/er.md"]), ({"scope": "gno://notes/sub/b%20c.md"}, ["sub/b c.md"]),
+    ({}, sorted(ODD)), ({"scope": "notes"}, sorted(ODD)), ({"scope": "NOTES"}, sorted(ODD)), ({"scope": "gno://notes/"}, sorted(ODD)),
+    ({"scope": "notes/sub"}, ["sub/b c.md", "sub/deep/er.md"]),
+    ({"scope": "notes/sub/"}, ["sub/b c.md", "sub/deep/er.md"]), ({"scope": "gno://notes/sub/deep"}, ["sub/deep/er.md"]),
+    ({"scope": "gno://notes/sub/b%20c.md"}, ["sub/b c.md"]),
     ({"scope": "notes/su"}, []), ({"scope": "notes/100%.md"}, ["100%.md"]), ({"scope": "notes/_ub"}, []),
 ])
 def test_ls(odd, arguments, paths):
