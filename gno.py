@@ -868,7 +868,7 @@ class KB:
 
     def lock(self, wait_s=5.0):
         "The write lock of this index folder, as an open file to close. Raises LOCKED."
-        return write_lock(self.dirs["data"], wait_s)
+        return write_lock(self.dirs["data"], wait_s, self.progress)
 
     def collection(self, name: str) -> Collection:
         "The configured collection of this name, in any case. Raises NOT_FOUND naming the known ones."
@@ -940,7 +940,7 @@ def folder_config(folders: list[str]) -> Config:
     for folder in folders:
         if not os.path.isdir(os.path.expanduser(folder)):
             raise GnoError("PATH_NOT_FOUND", f"{folder} is not a folder")
-    for root in sorted({os.path.realpath(os.path.expanduser(folder)) for folder in folders}):
+    for root in sorted({collection_root(folder, True) for folder in folders}):
         name = free_name(collection_slug(os.path.basename(root)), collections)
         collections[name] = Collection(name, root)
     return Config(collections, {})
@@ -986,10 +986,10 @@ def write_file(path: str, data: bytes, exclusive=False):
             os.unlink(temp)
 
 
-def write_lock(folder: str, wait_s: float):
+def write_lock(folder: str, wait_s: float, progress: Progress | None = None):
     """The OS lock `.mcp-write.lock` in the data folder, as an open file; the kernel frees it when the holder dies.
 
-    Raises LOCKED when another process (or another thread's job) keeps it longer than wait_s seconds.
+    Raises CANCELLED when the caller gives up meanwhile, LOCKED when another process (or another thread's job) keeps it longer than wait_s seconds.
     """
     try:
         os.makedirs(folder, exist_ok=True)
@@ -1011,6 +1011,9 @@ def write_lock(folder: str, wait_s: float):
             if time.monotonic() >= until:
                 f.close()
                 raise GnoError("LOCKED", "another process holds the write lock", "wait for its job to end, then try again") from None
+            if progress and progress.cancelled.is_set():
+                f.close()
+                raise GnoError("CANCELLED", "cancelled") from None
             time.sleep(0.02)
 
 
@@ -4083,10 +4086,16 @@ def rebuild_fts(kb: KB):
 
 
 def sync_all(kb: KB, collections: list[Collection], progress: Progress, *, full=False, git_pull=False, run_update_cmd=False,
-             allow_mass_delete=False) -> dict:
-    "Sync these collections one after the other -> SyncResult. A root that cannot be read fails that collection alone."
+             allow_mass_delete=False, batch_lock=False) -> dict:
+    """Sync these collections one after the other -> SyncResult. A root that cannot be read fails that collection alone.
+
+    With `batch_lock` (unasked work of a server) the write lock is taken for each short transaction alone; LOCKED ends the
+    work where another process holds it.
+    """
+    from contextlib import nullcontext
     started, reports = time.monotonic(), []
-    with transaction(kb.wdb):
+    guard = (lambda: kb.lock(0)) if batch_lock else nullcontext
+    with guard(), transaction(kb.wdb):
         if kb.get_meta("chunks") != CHUNK_RULES:            # cut differently by an earlier version: every file is read again
             kb.wdb.execute("DELETE FROM chunks")
             kb.wdb.execute("DELETE FROM meta WHERE key LIKE 'rules:%'")
@@ -4103,7 +4112,7 @@ def sync_all(kb: KB, collections: list[Collection], progress: Progress, *, full=
             before += run_update(c)
         elif run_update_cmd and c.update_cmd:
             before.append(("UPDATE_CMD_SKIPPED", "updateCmd only runs from the command line (`gno update`)"))
-        report = sync_collection(kb, c, progress, full, allow_mass_delete)
+        report = sync_collection(kb, c, progress, guard, full, allow_mass_delete)
         report["warnings"] = [{"relPath": "", "code": code, "message": text} for code, text in before] + report["warnings"]
         reports.append(report)
     result = {"collections": reports, "totalDurationMs": int((time.monotonic() - started) * 1000)}
@@ -4176,7 +4185,7 @@ class Prepared(NamedTuple):
     links: list
 
 
-def sync_collection(kb: KB, c: Collection, progress: Progress, full=False, allow_mass_delete=False) -> dict:
+def sync_collection(kb: KB, c: Collection, progress: Progress, guard: Callable, full=False, allow_mass_delete=False) -> dict:
     """Make the index agree with the collection's folder. Unchanged files (size, times, inode) are not opened.
 
     Files are read and converted outside any transaction and stored in short ones, so that readers and other processes
@@ -4192,6 +4201,9 @@ def sync_collection(kb: KB, c: Collection, progress: Progress, full=False, allow
     known = {row[0]: Stored(*row[1:]) for row in db.execute(
         "SELECT path, id, size, mtime_ns, ctime_ns, inode, active, source_hash, error_code FROM documents WHERE collection = ?",
         [c.name])}
+    if not known:                           # all that is stored from here on follows these rules, also if this run is cut short
+        with guard(), transaction(db):
+            set_meta(db, f"rules:{c.name}", rules)
     seen: set[str] = set()
     revived: list[int] = []
     batch: list[tuple[Stored | None, Prepared]] = []
@@ -4204,7 +4216,7 @@ def sync_collection(kb: KB, c: Collection, progress: Progress, full=False, allow
     def store():
         nonlocal batch_chars, batch_since
         if batch:
-            with transaction(db):
+            with guard(), transaction(db):
                 for old, prepared in batch:
                     store_document(db, old, prepared)
         batch.clear()
@@ -4253,7 +4265,7 @@ def sync_collection(kb: KB, c: Collection, progress: Progress, full=False, allow
                 store()
                 progress.update("sync", count["Processed"], 0, entry.path)
     except GnoError as e:
-        if e.code == "CANCELLED":
+        if e.code in ("CANCELLED", "LOCKED"):
             store()
             raise
         note(errors, "", e.code, e.message)
@@ -4266,11 +4278,12 @@ def sync_collection(kb: KB, c: Collection, progress: Progress, full=False, allow
         note(warnings, "", "MASS_DELETE_HELD", f"{plural(len(gone), 'document')} vanished at once and are kept; the next sync "
              "that still misses them drops them, --allow-mass-delete does so now")
         gone = {}
-    with transaction(db):
+    with guard(), transaction(db):
         deactivate(db, [d.id for d in gone.values()])
         activate(db, revived)
         set_meta(db, f"held:{c.name}", "1" if held and not gone else "")
         set_meta(db, f"rules:{c.name}", rules or kb.get_meta(f"rules:{c.name}"))
+        set_meta(db, f"synced:{c.name}", "1" if rules else kb.get_meta(f"synced:{c.name}"))
         now = time.time()
         db.execute("DELETE FROM errors WHERE collection = ? AND (at < ? OR path = '')", [c.name, now - 7 * 86400])
         db.executemany("INSERT INTO errors(collection, path, at, code, message) VALUES (?, ?, ?, ?, ?)",
@@ -5181,7 +5194,7 @@ def unready(kb: KB) -> list[str]:
     "Why nothing can be found yet, if that is so."
     if not kb.config.collections:
         return ["no collections yet; `gno setup PATH` indexes a folder, gno_add_collection does so over MCP"]
-    if kb.folders and not all(kb.get_meta(f"rules:{name}") for name in kb.config.collections):
+    if kb.folders and not all(kb.get_meta(f"synced:{name}") for name in kb.config.collections):
         return ["the folders are still being read for the first time; ask again in a moment"]
     return []
 
@@ -6696,7 +6709,7 @@ def mcp_stdio(kb: KB, source, sink):
                 if progress and progress.cancelled.is_set():
                     db.interrupt()
     todo.put(None)                          # end of input: finish what was asked, then leave
-    worker.join(3)
+    worker.join(6)                          # longer than a write tool waits for the lock
     kb.jobs.stop(3)
 
 
@@ -6910,6 +6923,8 @@ def command_tool(words: list[str], options: dict) -> int:
         print(*got_notes(result), sep="\n", end="\n" if got_notes(result) else "", file=sys.stderr)
     else:
         print(render(t, result, raw, form, options))
+    if t.name == "ls" and form == "files" and len(result["documents"]) < result["total"]:
+        print(f"note: {result['total'] - len(result['documents'])} more; -n and --offset show them", file=sys.stderr)
     if not kb.config.collections and t.name in ("ls", "multi_get", "list_tags"):
         print("hint: " + unready(kb)[0], file=sys.stderr)
     return 1 if t.name == "doctor" and not result["healthy"] else 0
@@ -7022,7 +7037,7 @@ def found_cli(result: Found, colour: bool) -> str:
         here = "\0"
     for n, h in enumerate(result["results"], 1):
         path = h["source"]["absPath"].removeprefix(here)
-        out.append(f"{bold}{n}. {CONTROL.sub('?', h['title'])}{off}  {dim}{h['score']:.2f}  {h['docid']}{off}\n"
+        out.append(f"{bold}{n}. {CONTROL.sub('?', clip(h['title'], 200))}{off}  {dim}{h['score']:.2f}  {h['docid']}{off}\n"
                    f"   {CONTROL.sub('?', path)}:{h['line']}  {dim}{h['uri']}{off}\n"
                    + "\n".join("   │ " + paint(line) for line in h["snippet"].split("\n") if line.strip()))
     if not out:
@@ -7076,8 +7091,7 @@ def watch_folders(kb: KB, progress: Progress):
     while not progress.cancelled.is_set():
         started = ended = time.monotonic()
         try:
-            with kb.lock(0):
-                sync_all(kb, collections, progress)
+            sync_all(kb, collections, progress, batch_lock=True)
             ended = time.monotonic()
             embed_pending(kb, collections, progress, batch_lock=True)
         except GnoError as e:

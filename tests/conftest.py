@@ -24,7 +24,7 @@ def place(base: Path) -> dict[str, str]:
 
 def environment(base: Path, **more: str) -> dict[str, str]:
     "An environment for a child process whose gno knows nothing but `base`."
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("GNO_", "XDG_"))}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("GNO_", "XDG_", "PYTHON", "ORT_"))}
     for kind, folder in place(base).items():
         env[f"GNO_{kind.upper()}_DIR"] = folder
     (base / "home").mkdir(parents=True, exist_ok=True)
