@@ -140,6 +140,7 @@ def test_without_a_model_the_index_job_fails_but_keeps_the_sync(tmp_path, monkey
     alone = tmp_path / "alone"
     alone.mkdir()
     shutil.copy(ROOT / "gno.py", alone)
+    write(alone, {"gno_models/__init__.py": ""})                     # hides the model of an installed gno
     monkeypatch.setattr(conftest, "ROOT", alone)                     # a copy without models/ beside it
     root = write(tmp_path / "notes", {"a.md": "zebra\n"})
     c = client("--enable-write", env={"PYTHONPATH": str(alone)})
