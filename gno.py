@@ -4185,17 +4185,41 @@ class Prepared(NamedTuple):
     links: list
 
 
+class SyncReport:
+    "What a sync does in one collection, as it comes about."
+
+    def __init__(self, collection: str):
+        self.collection, self.started = collection, time.monotonic()
+        self.count = dict.fromkeys(("Processed", "Added", "Updated", "Unchanged", "Errored", "Skipped", "MarkedInactive"), 0)
+        self.errors: list[dict] = []
+        self.warnings: list[dict] = []
+
+    def error(self, path: str, code: str, message: str):
+        "A file, or with path '' the collection itself, that could not be indexed."
+        self.count["Errored"] += 1
+        if len(self.errors) < REPORTED:
+            self.errors.append({"relPath": path, "code": code, "message": message})
+
+    def warn(self, path: str, code: str, message: str):
+        "A remark."
+        if len(self.warnings) < REPORTED:
+            self.warnings.append({"relPath": path, "code": code, "message": message})
+
+    def as_json(self) -> dict:
+        "The CollectionSync of job results."
+        return {"collection": self.collection, **{f"files{k}": v for k, v in self.count.items()},
+                "durationMs": int((time.monotonic() - self.started) * 1000), "errors": self.errors, "warnings": self.warnings}
+
+
 def sync_collection(kb: KB, c: Collection, progress: Progress, guard: Callable, full=False, allow_mass_delete=False) -> dict:
     """Make the index agree with the collection's folder. Unchanged files (size, times, inode) are not opened.
 
     Files are read and converted outside any transaction and stored in short ones, so that readers and other processes
     go on meanwhile. One bad file is an entry in `errors` and is not tried again while unchanged.
     """
-    started, db = time.monotonic(), kb.wdb
+    report, db = SyncReport(c.name), kb.wdb
+    count = report.count
     db.execute("PRAGMA wal_autocheckpoint = 8000")
-    count = dict.fromkeys(("Processed", "Added", "Updated", "Unchanged", "Errored", "Skipped", "MarkedInactive"), 0)
-    errors: list[dict] = []
-    warnings: list[dict] = []
     rules = sha256(json.dumps([EXTRACTOR, c.language_hint, kb.config.raw.get("contentTypes")], default=str))[:16]
     derive_again = kb.get_meta(f"rules:{c.name}") != rules
     known = {row[0]: Stored(*row[1:]) for row in db.execute(
@@ -4207,27 +4231,22 @@ def sync_collection(kb: KB, c: Collection, progress: Progress, guard: Callable, 
     seen: set[str] = set()
     revived: list[int] = []
     batch: list[tuple[Stored | None, Prepared]] = []
-    batch_chars, batch_since = 0, time.monotonic()
-
-    def note(into, path, code, message):
-        if len(into) < REPORTED:
-            into.append({"relPath": path, "code": code, "message": message})
+    batch_since = time.monotonic()
 
     def store():
-        nonlocal batch_chars, batch_since
+        nonlocal batch_since
         if batch:
             with guard(), transaction(db):
                 for old, prepared in batch:
                     store_document(db, old, prepared)
         batch.clear()
-        batch_chars, batch_since = 0, time.monotonic()
+        batch_since = time.monotonic()
 
     try:
-        entries = walk(c.path, Matcher(c.pattern, c.include, c.exclude, EXTENSIONS), gitignore=c.gitignore, max_bytes=MAX_SOURCE)
-        for entry in entries:
+        for entry in walk(c.path, Matcher(c.pattern, c.include, c.exclude, EXTENSIONS), gitignore=c.gitignore, max_bytes=MAX_SOURCE):
             if isinstance(entry, Skip):
                 count["Skipped"] += 1
-                note(warnings, entry.path, entry.code, entry.message)
+                report.warn(*entry)
                 if entry.code not in ("SYMLINK", "SPECIAL"):
                     seen.add(entry.path)    # what cannot be looked at keeps its last good state
                 if entry.code == "PERMISSION":
@@ -4237,67 +4256,66 @@ def sync_collection(kb: KB, c: Collection, progress: Progress, guard: Callable, 
             seen.add(entry.path)
             old = known.get(entry.path)
             if old and old[1:5] == entry[1:] and not full and not derive_again:
-                if old.active:
-                    count["Unchanged"] += 1
-                else:
+                count["Unchanged" if old.active else "Added"] += 1
+                if not old.active:
                     revived.append(old.id)
-                    count["Added"] += 1
                 continue
             progress.update("sync", count["Processed"], 0, entry.path)
             read = read_source(kb, c, entry, old, derive_again)
             if read is None:                # gone, or emptied by its cloud drive, since it was listed
                 count["Skipped"] += 1
-                if old is None:
+                if not os.path.lexists(os.path.join(c.path, entry.path)):
                     seen.discard(entry.path)
                 continue
             batch.append((old, read))
-            batch_chars += len(read.mirror or "")
             if read.row.get("error_code"):
-                count["Errored"] += 1
-                note(errors, entry.path, read.row["error_code"], read.row["error_message"])
-            elif old is None or not old.active:
-                count["Added"] += 1
+                report.error(entry.path, read.row["error_code"], read.row["error_message"])
             else:
-                count["Unchanged" if "mirror_id" not in read.row else "Updated"] += 1
+                count["Added" if old is None or not old.active else "Updated" if "mirror_id" in read.row else "Unchanged"] += 1
             for code, text in json.loads(read.row.get("warnings", "[]")):
-                note(warnings, entry.path, code, text)
-            if len(batch) >= BATCH_DOCS or batch_chars > BATCH_CHARS or time.monotonic() - batch_since > BATCH_S:
+                report.warn(entry.path, code, text)
+            if len(batch) >= BATCH_DOCS or sum(len(p.mirror or "") for _, p in batch) > BATCH_CHARS \
+                    or time.monotonic() - batch_since > BATCH_S:
                 store()
                 progress.update("sync", count["Processed"], 0, entry.path)
     except GnoError as e:
         if e.code in ("CANCELLED", "LOCKED"):
             store()
             raise
-        note(errors, "", e.code, e.message)
-        count["Errored"] += 1
+        report.error("", e.code, e.message)
         seen, rules = set(known), ""        # a root that cannot be read says nothing about its files
     store()
-    gone = {path: d for path, d in known.items() if path not in seen and d.active}
-    held = held_back(gone, seen, sum(d.active for d in known.values())) and not allow_mass_delete
+    gone = [d.id for path, d in known.items() if path not in seen and d.active]
+    held = not allow_mass_delete and held_back([p for p, d in known.items() if p not in seen and d.active], seen,
+                                               sum(d.active for d in known.values()))
     if held and kb.get_meta(f"held:{c.name}") != "1":
-        note(warnings, "", "MASS_DELETE_HELD", f"{plural(len(gone), 'document')} vanished at once and are kept; the next sync "
-             "that still misses them drops them, --allow-mass-delete does so now")
-        gone = {}
+        report.warn("", "MASS_DELETE_HELD", f"{plural(len(gone), 'document')} vanished at once and are kept; the next sync "
+                    "that still misses them drops them, --allow-mass-delete does so now")
+        gone = []
     with guard(), transaction(db):
-        deactivate(db, [d.id for d in gone.values()])
+        deactivate(db, gone)
         activate(db, revived)
-        set_meta(db, f"held:{c.name}", "1" if held and not gone else "")
-        set_meta(db, f"rules:{c.name}", rules or kb.get_meta(f"rules:{c.name}"))
-        set_meta(db, f"synced:{c.name}", "1" if rules else kb.get_meta(f"synced:{c.name}"))
-        now = time.time()
-        db.execute("DELETE FROM errors WHERE collection = ? AND (at < ? OR path = '')", [c.name, now - 7 * 86400])
-        db.executemany("INSERT INTO errors(collection, path, at, code, message) VALUES (?, ?, ?, ?, ?)",
-                       [[c.name, e["relPath"], now, e["code"], e["message"]] for e in errors])
-        if count["Added"] or count["Updated"] or gone or count["Errored"]:
-            set_meta(db, "updated", iso(now))
-    count["MarkedInactive"] = len(gone)
-    if not count["Processed"] and not errors:
-        note(warnings, "", "NO_FILES", f"no supported file in {c.path} matches {c.pattern!r}")
-    return {"collection": c.name, **{f"files{k}": v for k, v in count.items()},
-            "durationMs": int((time.monotonic() - started) * 1000), "errors": errors, "warnings": warnings}
+        count["MarkedInactive"] = len(gone)
+        if rules:
+            for key, value in (("rules", rules), ("synced", "1"), ("held", "1" if held and not gone else "")):
+                set_meta(db, f"{key}:{c.name}", value)
+        keep_errors(db, report)
+    if not count["Processed"] and not report.errors:
+        report.warn("", "NO_FILES", f"no supported file in {c.path} matches {c.pattern!r}")
+    return report.as_json()
 
 
-def held_back(gone: dict, seen: set[str], active: int) -> bool:
+def keep_errors(db: sqlite3.Connection, report: SyncReport):
+    "Remember a sync's errors for a week, and when something last changed. Must run inside a transaction."
+    now = time.time()
+    db.execute("DELETE FROM errors WHERE collection = ? AND (at < ? OR path = '')", [report.collection, now - 7 * 86400])
+    db.executemany("INSERT INTO errors(collection, path, at, code, message) VALUES (?, ?, ?, ?, ?)",
+                   [[report.collection, e["relPath"], now, e["code"], e["message"]] for e in report.errors])
+    if any(report.count[k] for k in ("Added", "Updated", "MarkedInactive", "Errored")):
+        set_meta(db, "updated", iso(now))
+
+
+def held_back(gone: list[str], seen: set[str], active: int) -> bool:
     """Whether so much vanished that an unmounted or emptied folder is likelier than somebody deleting notes.
 
     That is so when at least 20 documents, more than half of the collection, are gone from folders in which no file at
