@@ -37,7 +37,7 @@ import time
 import unicodedata
 from bisect import bisect_right
 from datetime import datetime, timedelta, timezone
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import (TYPE_CHECKING, Annotated, Any, Callable, Generic, Iterable, Iterator, Literal, NamedTuple, NotRequired, TypeVar,
                     Union, get_args, get_origin)
 
@@ -4286,8 +4286,8 @@ def sync_collection(kb: KB, c: Collection, progress: Progress, guard: Callable, 
         seen, rules = set(known), ""        # a root that cannot be read says nothing about its files
     store()
     gone = [d.id for path, d in known.items() if path not in seen and d.active]
-    held = not allow_mass_delete and held_back([p for p, d in known.items() if p not in seen and d.active], seen,
-                                               sum(d.active for d in known.values()))
+    held = bool(gone) and not allow_mass_delete and held_back(
+        [p for p, d in known.items() if p not in seen and d.active], seen, sum(d.active for d in known.values()))
     if held and kb.get_meta(f"held:{c.name}") != "1":
         report.warn("", "MASS_DELETE_HELD", f"{plural(len(gone), 'document')} vanished at once and are kept; the next sync "
                     "that still misses them drops them, --allow-mass-delete does so now")
@@ -4544,6 +4544,7 @@ def drop_orphan_mirrors(db: sqlite3.Connection, ids: list[int]):
 # ==== Models: cards, ONNX sessions, vectors of texts ==================================================================
 
 EMBED_COMMIT_CHUNKS, EMBED_COMMIT_S = 64, 2.0
+EMBED_AT_ONCE = 32       # chunks handed to the workers together
 
 
 class Card(NamedTuple):
@@ -4618,15 +4619,16 @@ def need(*names: str):
 class Embedder:
     """A loaded embedding model. One text a run, so that a text's vector never depends on its neighbours.
 
-    `threads` is 2 for a command, 1 where a server works in the background.
+    A run keeps to one thread, which gives the same bits everywhere; runs may go on side by side, which is half as fast
+    again as one run on two threads.
     """
 
-    def __init__(self, card: Card, threads: int):
+    def __init__(self, card: Card):
         os.environ["ORT_DISABLE_TELEMETRY"] = "1"          # onnxruntime 1.32 would write device ids below HOME and call home
         ort, tokenizers, self.np = need("onnxruntime", "tokenizers", "numpy")
         from onnxruntime.capi import onnxruntime_pybind11_state as errors
         options = ort.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         files = {kind: os.path.join(card.folder, f["path"]) for kind, f in card.data["files"].items()}
@@ -4676,7 +4678,7 @@ def embedder(kb: KB) -> Embedder:
     with kb.model_lock:
         card = model_card(kb, "embed")
         if kb.models.get("embed") is None or kb.models["embed"].card != card:
-            kb.models["embed"] = Embedder(card, 2 if kb.mode == "direct-cli" else 1)
+            kb.models["embed"] = Embedder(card)
         return kb.models["embed"]
 
 
@@ -4723,7 +4725,9 @@ def embed_pending(kb: KB, collections: list[Collection], progress: Progress, bat
 
     Commits every 64 chunks or 2 s: what is done stays done when the process ends. With `batch_lock` (unasked work of a
     server) the write lock is taken for each batch alone, and the work ends quietly where another process holds it.
+    A command embeds on every core, a server in the background on one.
     """
+    from concurrent.futures import ThreadPoolExecutor
     started, model, db = time.monotonic(), embedder(kb), kb.wdb
     with transaction(db):
         fp = fingerprint_id(db, model.card, create=True)
@@ -4732,39 +4736,53 @@ def embed_pending(kb: KB, collections: list[Collection], progress: Progress, bat
         SELECT DISTINCT c.input_hash, c.mirror_id, d.title, c.start, c.end FROM {CHUNKS_OF}
         AND NOT EXISTS (SELECT 1 FROM vectors v WHERE v.fingerprint = ? AND v.input_hash = c.input_hash)
         ORDER BY c.mirror_id, c.seq""", [names, fp]).fetchall()
-    seen: set[bytes] = set()
-    done = at = 0
-    body_of, body = None, ""
+    texts, done = chunk_texts(db, pending), 0
     progress.update("embed", 0, len(pending))
-    while at < len(pending):
-        rows, since = [], time.monotonic()
-        while at < len(pending) and len(rows) < EMBED_COMMIT_CHUNKS and time.monotonic() - since < EMBED_COMMIT_S \
-                and not progress.cancelled.is_set():
-            input_hash, mirror_id, title, start, end = pending[at]
-            at += 1
-            if input_hash in seen:
-                continue
-            seen.add(input_hash)
-            if mirror_id != body_of:
-                found = db.execute("SELECT body FROM mirrors WHERE id = ?", [mirror_id]).fetchone()
-                body_of, body = mirror_id, found[0] if found else ""
-            text = next((t for t in (chunk_input(title, body[start:end]), chunk_input("", body[start:end]))
-                         if hashlib.sha256(t.encode()).digest() == input_hash), None)
-            if text is not None:            # None: the document changed under our feet; its new chunks come next time
-                rows.append((fp, input_hash, *quantise(model.np, model.embed(text))))
-        try:
-            lock = kb.lock(0) if batch_lock else None
-        except GnoError:
-            break
-        try:
-            with transaction(db):
-                db.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?, ?)", rows)
-        finally:
-            if lock:
-                lock.close()
-        done += len(rows)
-        progress.update("embed", at, len(pending))
+    with ThreadPoolExecutor(os.cpu_count() or 1 if kb.mode == "direct-cli" else 1) as workers:
+        while True:
+            rows, since, more = [], time.monotonic(), True
+            while more and len(rows) < EMBED_COMMIT_CHUNKS and time.monotonic() - since < EMBED_COMMIT_S \
+                    and not progress.cancelled.is_set():
+                some = dict(islice(texts, EMBED_AT_ONCE))
+                more = bool(some)
+                rows += [(fp, input_hash, *quantise(model.np, vector))
+                         for input_hash, vector in zip(some, workers.map(model.embed, some.values()), strict=True)]
+            if rows:
+                try:
+                    lock = kb.lock(0) if batch_lock else None
+                except GnoError:
+                    break
+                try:
+                    with transaction(db):
+                        db.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?, ?)", rows)
+                finally:
+                    if lock:
+                        lock.close()
+                done += len(rows)
+            progress.update("embed", done, len(pending))
+            if not more:
+                break
     return {"embedded": done, "errors": 0, "model": model.card.name, "durationMs": int((time.monotonic() - started) * 1000)}
+
+
+def chunk_texts(db: sqlite3.Connection, pending: list[tuple]) -> Iterator[tuple[bytes, str]]:
+    """The model's input of each pending chunk, once each: (input_hash, text).
+
+    A chunk whose document changed under our feet is left out; the document's new chunks come next time.
+    """
+    seen: set[bytes] = set()
+    body_of, body = None, ""
+    for input_hash, mirror_id, title, start, end in pending:
+        if input_hash in seen:
+            continue
+        if mirror_id != body_of:
+            found = db.execute("SELECT body FROM mirrors WHERE id = ?", [mirror_id]).fetchone()
+            body_of, body = mirror_id, found[0] if found else ""
+        for text in (chunk_input(title, body[start:end]), chunk_input("", body[start:end])):
+            if hashlib.sha256(text.encode()).digest() == input_hash:
+                seen.add(input_hash)
+                yield input_hash, text
+                break
 
 
 # ==== Keyword search: FTS5, filters, where the match is ===============================================================

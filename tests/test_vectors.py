@@ -224,7 +224,7 @@ def test_a_vector_is_unit_length_and_always_the_same(embedded):
     for t in TEXTS[::-1] + TEXTS:
         assert model.embed(t).tobytes() == alone[t]
         assert np.linalg.norm(model.embed(t).astype(np.float64)) == pytest.approx(1, abs=1e-5)
-    other = gno.Embedder(gno.model_card(embedded), 1)                         # one thread instead of two
+    other = gno.Embedder(gno.model_card(embedded))                            # loaded anew
     assert {t: other.embed(t).tobytes() for t in TEXTS} == alone
 
 
