@@ -4174,6 +4174,7 @@ class Stored(NamedTuple):
     active: int
     source_hash: str
     error_code: str
+    mirror_id: int | None
 
 
 class Prepared(NamedTuple):
@@ -4222,8 +4223,8 @@ def sync_collection(kb: KB, c: Collection, progress: Progress, guard: Callable, 
     db.execute("PRAGMA wal_autocheckpoint = 8000")
     rules = sha256(json.dumps([EXTRACTOR, c.language_hint, kb.config.raw.get("contentTypes")], default=str))[:16]
     derive_again = kb.get_meta(f"rules:{c.name}") != rules
-    known = {row[0]: Stored(*row[1:]) for row in db.execute(
-        "SELECT path, id, size, mtime_ns, ctime_ns, inode, active, source_hash, error_code FROM documents WHERE collection = ?",
+    known = {row[0]: row[1:] for row in db.execute(         # rows of Stored, made into one where there is something to do
+        "SELECT path, id, size, mtime_ns, ctime_ns, inode, active, source_hash, error_code, mirror_id FROM documents WHERE collection = ?",
         [c.name])}
     if not known:                           # all that is stored from here on follows these rules, also if this run is cut short
         with guard(), transaction(db):
@@ -4254,12 +4255,15 @@ def sync_collection(kb: KB, c: Collection, progress: Progress, guard: Callable, 
                 continue
             count["Processed"] += 1
             seen.add(entry.path)
-            old = known.get(entry.path)
-            if old and old[1:5] == entry[1:] and not full and not derive_again:
-                count["Unchanged" if old.active else "Added"] += 1
-                if not old.active:
-                    revived.append(old.id)
+            row = known.get(entry.path)
+            if row and row[1:5] == entry[1:] and not full and not derive_again:
+                if row[5]:                  # active
+                    count["Unchanged"] += 1
+                else:
+                    count["Added"] += 1
+                    revived.append(row[0])
                 continue
+            old = Stored._make(row) if row else None
             progress.update("sync", count["Processed"], 0, entry.path)
             read = read_source(kb, c, entry, old, derive_again)
             if read is None:                # gone, or emptied by its cloud drive, since it was listed
@@ -4285,9 +4289,9 @@ def sync_collection(kb: KB, c: Collection, progress: Progress, guard: Callable, 
         report.error("", e.code, e.message)
         seen, rules = set(known), ""        # a root that cannot be read says nothing about its files
     store()
-    gone = [d.id for path, d in known.items() if path not in seen and d.active]
-    held = bool(gone) and not allow_mass_delete and held_back(
-        [p for p, d in known.items() if p not in seen and d.active], seen, sum(d.active for d in known.values()))
+    lost = [path for path in known.keys() - seen if Stored._make(known[path]).active]
+    gone = [Stored._make(known[path]).id for path in lost]
+    held = bool(gone) and not allow_mass_delete and held_back(lost, seen, sum(Stored._make(row).active for row in known.values()))
     if held and kb.get_meta(f"held:{c.name}") != "1":
         report.warn("", "MASS_DELETE_HELD", f"{plural(len(gone), 'document')} vanished at once and are kept; the next sync "
                     "that still misses them drops them, --allow-mass-delete does so now")
@@ -4459,10 +4463,8 @@ def store_document(db: sqlite3.Connection, old: Stored | None, p: Prepared):
         db.execute("UPDATE documents SET size = :size, mtime_ns = :mtime_ns, ctime_ns = :ctime_ns, inode = :inode WHERE id = :id",
                    p.row | {"id": old.id})
         return
-    old_mirror = None
     if old:
         unlist(db, [old.id])
-        old_mirror = db.execute("SELECT mirror_id FROM documents WHERE id = ?", [old.id]).fetchone()[0]
     row = dict(p.row)
     if p.mirror is not None:
         row["mirror_id"] = mirror_id = store_mirror(db, p.mirror)
@@ -4476,8 +4478,8 @@ def store_document(db: sqlite3.Connection, old: Stored | None, p: Prepared):
         doc_id = old.id
         db.execute("DELETE FROM tags WHERE doc_id = ? AND source = 'text'", [doc_id])
         db.execute("DELETE FROM links WHERE doc_id = ?", [doc_id])
-        if old_mirror is not None and old_mirror != row["mirror_id"]:
-            drop_orphan_mirrors(db, [old_mirror])
+        if old.mirror_id is not None and old.mirror_id != row["mirror_id"]:
+            drop_orphan_mirrors(db, [old.mirror_id])
     else:
         doc_id = db.execute(f"INSERT INTO documents({columns}) VALUES ({', '.join(':' + name for name in row)})", row).lastrowid
     if p.mirror is not None:
