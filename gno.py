@@ -4221,7 +4221,8 @@ def sync_collection(kb: KB, c: Collection, progress: Progress, guard: Callable, 
     report, db = SyncReport(c.name), kb.wdb
     count = report.count
     db.execute("PRAGMA wal_autocheckpoint = 8000")
-    rules = sha256(json.dumps([EXTRACTOR, c.language_hint, kb.config.raw.get("contentTypes")], default=str))[:16]
+    missing = missing_packages("yaml", "pypdfium2")         # installed later, they are used on files that are unchanged too
+    rules = sha256(json.dumps([EXTRACTOR, c.language_hint, kb.config.raw.get("contentTypes"), missing], default=str))[:16]
     derive_again = kb.get_meta(f"rules:{c.name}") != rules
     known = {row[0]: row[1:] for row in db.execute(         # rows of Stored, made into one where there is something to do
         "SELECT path, id, size, mtime_ns, ctime_ns, inode, active, source_hash, error_code, mirror_id FROM documents WHERE collection = ?",

@@ -87,6 +87,16 @@ def test_without_optional_packages(tmp_path, absent, works):
     assert state["capabilities"]["bm25"] and state["totalDocuments"] == 2
 
 
+def test_a_package_installed_later_is_used_on_unchanged_files(tmp_path):
+    notes = write(tmp_path / "notes", {"r.pdf": (ROOT / "tests/vault/files/seeing-report.pdf").read_bytes()})
+    without = os.pathsep.join([refuse(tmp_path / "site", "pypdfium2", "yaml"), str(ROOT)])
+    ls = [sys.executable, str(ROOT / "gno.py"), "ls", "--folder", str(notes), "--json"]
+    first = json.loads(child(tmp_path, *ls, PYTHONPATH=without))["documents"]
+    assert first[0]["error"] == "MISSING_PACKAGE"
+    then = json.loads(child(tmp_path, *ls, PYTHONPATH=str(ROOT)))["documents"]
+    assert "error" not in then[0]
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     "The wheel built from a copy of the checkout."
