@@ -800,13 +800,13 @@ def test_flipped_bits(ext, data):
     changed = bytearray(SAMPLES[ext])
     for at in data.draw(st.lists(st.integers(0, 8 * len(changed) - 1), min_size=1, max_size=5)):
         changed[at // 8] ^= 1 << at % 8
-    code_of(ext, bytes(changed))
+    assert code_of(ext, bytes(changed)) in {"", *gno.ERRORS}
 
 
 @given(st.sampled_from(sorted(SAMPLES)), st.sampled_from(sorted(gno.CONVERTERS)))
 @settings(max_examples=100, deadline=None)
 def test_a_file_under_another_extension(ext, other):
-    code_of(other, SAMPLES[ext])
+    assert code_of(other, SAMPLES[ext]) in {"", *gno.ERRORS}
 
 
 MARKUP = st.lists(st.sampled_from([
