@@ -529,7 +529,7 @@ CREATE TABLE documents(
     mirror_id INTEGER, cut TEXT NOT NULL, mime TEXT NOT NULL, ext TEXT NOT NULL, size INTEGER NOT NULL,
     mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, inode INTEGER NOT NULL, title TEXT NOT NULL, lang TEXT NOT NULL,
     content_type TEXT NOT NULL, categories TEXT NOT NULL, author TEXT NOT NULL, document_date TEXT NOT NULL,
-    meta TEXT NOT NULL, converter TEXT NOT NULL, warnings TEXT NOT NULL, active INTEGER NOT NULL,
+    meta TEXT NOT NULL, converter TEXT NOT NULL, warnings TEXT NOT NULL, active INTEGER NOT NULL, cjk INTEGER NOT NULL DEFAULT 0,
     error_code TEXT NOT NULL DEFAULT '', error_message TEXT NOT NULL DEFAULT '', indexed_at TEXT NOT NULL,
     UNIQUE(collection, path));
 CREATE INDEX documents_docid ON documents(docid);
@@ -553,7 +553,7 @@ CREATE TABLE links(
 CREATE TABLE errors(id INTEGER PRIMARY KEY, collection TEXT NOT NULL, path TEXT NOT NULL, at REAL NOT NULL,
     code TEXT NOT NULL, message TEXT NOT NULL);
 CREATE VIEW docs_text(id, title, path, body, cjk) AS
-    SELECT d.id, d.title, d.path, m.body, cjk(d.title, d.path, m.body)
+    SELECT d.id, d.title, d.path, m.body, CASE WHEN d.cjk THEN cjk(d.title, d.path, m.body) ELSE '' END
     FROM documents d JOIN mirrors m ON m.id = d.mirror_id WHERE d.active;
 CREATE VIRTUAL TABLE docs_fts USING fts5(title, path, body, cjk, content='docs_text', content_rowid='id',
     tokenize='porter unicode61 remove_diacritics 2');
@@ -4472,6 +4472,8 @@ def store_document(db: sqlite3.Connection, old: Stored | None, p: Prepared):
         if not db.execute("SELECT 1 FROM chunks WHERE mirror_id = ? AND cut = ? LIMIT 1", [mirror_id, row["cut"]]).fetchone():
             db.executemany("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                            [(mirror_id, row["cut"], *chunk) for chunk in p.chunks])
+        more_words = cjk(row["title"], row["path"], p.mirror)
+        row["cjk"] = more_words != ""       # else the view need not work it out each time FTS5 reads the row
     columns = ", ".join(row)
     if old:
         marks = ", ".join(f"{name} = :{name}" for name in row)
@@ -4485,7 +4487,7 @@ def store_document(db: sqlite3.Connection, old: Stored | None, p: Prepared):
         doc_id = db.execute(f"INSERT INTO documents({columns}) VALUES ({', '.join(':' + name for name in row)})", row).lastrowid
     if p.mirror is not None:
         db.execute("INSERT INTO docs_fts(rowid, title, path, body, cjk) VALUES (?, ?, ?, ?, ?)",
-                   [doc_id, row["title"], row["path"], p.mirror, cjk(row["title"], row["path"], p.mirror)])
+                   [doc_id, row["title"], row["path"], p.mirror, more_words])
     if p.tags:
         db.executemany("INSERT OR IGNORE INTO tags VALUES (?, ?, 'text')", [(doc_id, tag) for tag in p.tags])
     if p.links:
