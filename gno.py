@@ -704,11 +704,25 @@ class Collection(NamedTuple):
     gitignore: bool = True
 
 
+SCOPES = ("global", "collection", "prefix")
+
+
+class Context(NamedTuple):
+    "Guidance for a scope. Sorted, contexts stand in the order of their effect."
+    kind: int                   # place in SCOPES
+    depth: int                  # of the folder
+    key: str                    # `/`, `name:` or `gno://name/folder`, each spelt in one way
+    text: str
+    collection: str
+    folder: tuple[str, ...]
+
+
 class Config(NamedTuple):
     "What index.yml says; `raw` is the whole document."
     collections: dict[str, Collection]
     raw: dict
     warnings: tuple[str, ...] = ()
+    contexts: tuple[Context, ...] = ()
 
 
 NAME_RULE = lazy_re(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -767,7 +781,60 @@ def load_config(path: str) -> Config:
         collections[name] = Collection(name, root, str(item.get("pattern") or "**/*"), *(tuple(map(str, v)) for v in lists),
                                        str(item.get("updateCmd") or ""), str(item.get("languageHint") or ""),
                                        item.get("gitignore") is not False)
-    return Config(collections, raw, tuple(warnings))
+    contexts, ignored = read_contexts(raw.get("contexts") or [])
+    return Config(collections, raw, (*warnings, *ignored), contexts)
+
+
+def mappings(raw: dict, key: str) -> list[dict]:
+    "The mappings in a list of index.yml; whatever else stands there is left out."
+    return [item for item in raw[key] if isinstance(item, dict)] if isinstance(raw.get(key), list) else []
+
+
+def read_contexts(items) -> tuple[tuple[Context, ...], list[str]]:
+    "`contexts` of index.yml in the order of their effect, and a warning for each entry that cannot be used."
+    if not isinstance(items, list):
+        return (), ["contexts is no list and is ignored"]
+    good, warnings = [], []
+    for i, item in enumerate(items):
+        scope, text, kind = (item.get(k) for k in ("scopeKey", "text", "scopeType")) if isinstance(item, dict) else (None, None, None)
+        try:
+            if not isinstance(scope, str) or not isinstance(text, str):
+                raise GnoError("INVALID_INPUT", "it needs a scopeKey and a text, both in quotes if need be")
+            context = parse_scope(scope)._replace(text=context_text(text))
+            if kind not in (None, SCOPES[context.kind]):
+                raise GnoError("INVALID_INPUT", f"the scopeType of {context.key} is {SCOPES[context.kind]}, not {clip(str(kind), 60)!r}")
+            if not context.text:
+                raise GnoError("INVALID_INPUT", f"the text for {context.key} is empty")
+            good.append(context)
+        except GnoError as e:
+            warnings.append(f"contexts[{i}] is ignored: {e.message}")
+    return tuple(sorted(good)), warnings
+
+
+def parse_scope(scope: str) -> Context:
+    "`/`, `name:` or `gno://name/path` (percent-encoded or not) as a Context without text. Raises INVALID_INPUT."
+    if scope == "/":
+        return Context(0, 0, "/", "", "", ())
+    uri = re.fullmatch(r"(?is)gno://([^/?]*)/?([^?]*)(\?.*)?", scope)
+    name = (uri[1] if uri else scope[:-1] if scope.endswith(":") else "").lower()
+    path = uri_unquote(uri[2]) if uri else ""
+    folder = None if path is None else path_segments(path)
+    if not NAME_RULE.fullmatch(name) or folder is None:
+        raise GnoError("INVALID_INPUT", f"{clip(scope, 80)!r} is no scope",
+                       "a scope is / (everything), name: (a collection) or gno://name/path (a folder or document)")
+    return Context(2 if uri else 1, len(folder), f"gno://{name}/{uri_quote('/'.join(folder))}" if uri else name + ":", "", name, folder)
+
+
+def path_segments(path: str) -> tuple[str, ...] | None:
+    "The segments of a relative path, without empty ones and `.`; None for a path that is absolute or holds `..` or NUL."
+    flat = nfc(path).replace("\\", "/")
+    segments = tuple(s for s in flat.split("/") if s not in ("", "."))
+    return None if flat.startswith("/") or ".." in segments or "\0" in flat else segments
+
+
+def context_text(text: str) -> str:
+    "A configured text as it is shown and compared."
+    return nfc(text.removeprefix("\ufeff").replace("\r\n", "\n")).strip()
 
 
 class Progress:
@@ -1506,7 +1573,7 @@ def yaml_json(value) -> str:
     return re.sub(unsafe, lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
-# ==== Collections: which folders belong to the knowledge base =========================================================
+# ==== Collections and contexts: which folders belong to the knowledge base, what is to be known about them ============
 
 Name = Annotated[str, Arg("collection name, in any case", 1, 200)]
 
@@ -1654,7 +1721,7 @@ def remove_collection(kb, collection: Name) -> Removed:
 
 def refuse_referenced(kb: KB, c: Collection):
     "Raises HAS_REFERENCES when contexts of index.yml mention the collection."
-    scopes = [str(x.get("scopeKey", "")) for x in kb.config.raw.get("contexts") or [] if isinstance(x, dict)]
+    scopes = [str(x.get("scopeKey", "")) for x in mappings(kb.config.raw, "contexts")]
     used = [s for s in scopes if s.lower() == f"{c.name}:" or (s.lower() + "/").startswith(f"gno://{c.name}/")]
     if used:
         raise GnoError("HAS_REFERENCES", f"contexts mention {c.name}: {', '.join(used)}", "change those contexts first")
@@ -1711,6 +1778,87 @@ def collection_rename(kb, collection: Name, name: Annotated[str, Arg("the new na
             kb.wdb.execute("UPDATE errors SET collection = ? WHERE collection = ?", [new, c.name])
             set_meta(kb.wdb, f"rules:{new}", kb.get_meta(f"rules:{c.name}"))
     return {"renamed": c.name, "collection": new}
+
+
+def guidance(contexts: Iterable[Context], collection: str, path: str) -> str:
+    "What is to be known about a document: the texts of the scopes it lies in, each once, the widest scope first; '' for none."
+    parts = path_segments(path)
+    return "\n\n".join(dict.fromkeys(c.text for c in sorted(contexts) if parts is not None and covers(c, collection, parts)))
+
+
+def covers(c: Context, collection: str, parts: tuple[str, ...]) -> bool:
+    "Whether a document lies in the scope; a folder covers by whole segments."
+    return not c.collection or c.collection == collection and parts[:c.depth] == c.folder
+
+
+Scope = Annotated[str, Arg("/ (everything), name: (a collection) or gno://name/path (a folder or document)", 1, 2048)]
+
+
+@tool("write", only="cli", cli="context add")
+def context_add(kb, scope: Scope, text: Annotated[str, Arg("what to know about it", 1)]) -> dict:
+    """Say what is to be known about a collection, folder or document: results from there carry it as `context`.
+
+    Raises INVALID_INPUT, NOT_FOUND (collection), DUPLICATE.
+    """
+    new = parse_scope(scope)._replace(text=context_text(text))
+    if not new.text:
+        raise GnoError("INVALID_INPUT", "text is empty")
+    if new.collection:
+        kb.collection(new.collection)
+    if new in kb.config.contexts:
+        raise GnoError("DUPLICATE", f"{new.key} has this text already", "`gno context list` shows all")
+    item = {"scopeType": SCOPES[new.kind], "scopeKey": new.key, "text": new.text}
+    kb.edit_config(lambda source: yaml_add(source, "contexts", item))
+    return {"added": new.key, "text": new.text}
+
+
+class ContextRow(TypedDict):
+    "One configured context."
+    scope: str
+    text: str
+
+
+def context_list_text(result, raw):
+    "One line per context."
+    return "\n".join(f"{r['scope']:<30} {clip(r['text'], 120)}" for r in result) or "no contexts yet; `gno context add SCOPE TEXT` adds one"
+
+
+@tool(only="cli", cli="context list", text=context_list_text, formats=("md",))
+def context_list(kb) -> list[ContextRow]:
+    "List the configured contexts in the order in which they stand in results."
+    return [{"scope": c.key, "text": c.text} for c in kb.config.contexts]
+
+
+@tool(only="cli", cli="context check", text=doctor_text, formats=("md",))
+def context_check(kb) -> Diagnosis:
+    "Check the contexts: unknown collections, prefixes without a document, repeated texts, entries that cannot be used."
+    paths: dict[str, list] = {}
+    for name, path in kb.db.execute("SELECT collection, path FROM documents WHERE active"):
+        paths.setdefault(name, []).append(path_segments(path) or ())
+    checks: list[Check] = [{"id": "index.yml", "status": "error", "detail": w} for w in kb.config.warnings if w.startswith("contexts")]
+    for n, c in enumerate(kb.config.contexts):
+        used = c.kind < 2 or any(covers(c, c.collection, parts) for parts in paths.get(c.collection, ()))
+        problem = "there is no such collection" if c.collection and c.collection not in kb.config.collections else \
+            "the text stands there twice" if c in kb.config.contexts[:n] else "" if used else "no indexed document lies there"
+        checks.append({"id": c.key, "status": "error" if problem else "ok", "detail": problem or clip(c.text, 100)})
+    return {"healthy": all(c["status"] == "ok" for c in checks), "checks": checks}
+
+
+@tool("write", only="cli", cli="context rm")
+def context_rm(kb, scope: Scope, text: Annotated[str | None, Arg("only this text (default: all texts of the scope)")] = None) -> dict:
+    "Take the texts of a scope, or one of them, out of the configuration. Raises NOT_FOUND."
+    def key_of(written: str) -> str:
+        try:
+            return parse_scope(written).key
+        except GnoError:                    # what is no scope is removed as it is written
+            return written
+    gone = [{"scopeKey": x["scopeKey"]} | ({} if text is None else {"text": x["text"]}) for x in mappings(kb.config.raw, "contexts")
+            if isinstance(x.get("scopeKey"), str) and key_of(x["scopeKey"]) == key_of(scope)
+            and (text is None or isinstance(x.get("text"), str) and context_text(x["text"]) == context_text(text))]
+    if not gone:
+        raise GnoError("NOT_FOUND", f"no such context: {clip(scope, 80)}", "`gno context list` shows all")
+    kb.edit_config(lambda source: functools.reduce(lambda left, match: yaml_remove(left, "contexts", match), gone, source))
+    return {"removed": len(gone), "scope": key_of(scope)}
 
 
 @tool("write", only="cli")
@@ -5506,9 +5654,10 @@ def to_hits(kb: KB, ranked: list[tuple[int, float]], typed: Typed, spans: dict[i
             at = title_line(body, title)    # only title or path matched
             place = snippet_at(body, at, at, [])
         source = source_info(kb, collection, path, mime, ext, mtime, date, size, source_hash)
+        guide = guidance(kb.config.contexts, collection, path)
         out.append({"docid": docid, "score": round(min(max(score, 0.0), 1.0), 6), "uri": kb.uri(collection, path), "title": title,
                     "line": place.line, "snippet": place.text, **({"snippetLanguage": lang} if lang else {}),
-                    "snippetRange": {"startLine": place.start_line, "endLine": place.end_line},
+                    "snippetRange": {"startLine": place.start_line, "endLine": place.end_line}, **({"context": guide} if guide else {}),
                     "contentType": kind, "categories": json.loads(categories), "source": source,
                     "conversion": {"mirrorHash": mirror_hash, "converterId": converter}})
     return out
@@ -6885,12 +7034,13 @@ def parser_of(t: Tool):
         def error(self, message):
             raise GnoError("INVALID_INPUT", message, f"gno {t.cli} --help")
     parser = Parser(prog="gno " + t.cli, description=t.summary, allow_abbrev=False)
-    positional = [p for p in t.params if p.default is REQUIRED] or [p for p in t.params if p.name in ("scope", "path", "collection")][:1]
+    positional = [p for p in t.params if p.default is REQUIRED or p.name == "text"] or \
+        [p for p in t.params if p.name in ("scope", "path", "collection")][:1]
     for p in t.params:
         many = get_origin(p.type) in (list, tuple)
         help_ = p.arg.help.replace("%", "%%")
         if p in positional:
-            nargs = "+" if p.default is REQUIRED and (many or p is positional[-1]) else None if p.default is REQUIRED else "?"
+            nargs = ("+" if many or p is positional[-1] else None) if p.default is REQUIRED else "*" if p.name == "text" else "?"
             parser.add_argument(p.wire, nargs=nargs, help=help_, **({} if p.default is REQUIRED else {"default": argparse.SUPPRESS}))
             if p.default is REQUIRED:
                 continue
@@ -6968,7 +7118,7 @@ def command_tool(words: list[str], options: dict) -> int:
         print(f"note: {result['total'] - len(result['documents'])} more; -n and --offset show them", file=sys.stderr)
     if not kb.config.collections and t.name in ("ls", "multi_get", "list_tags"):
         print("hint: " + unready(kb)[0], file=sys.stderr)
-    return 1 if t.name == "doctor" and not result["healthy"] else 0
+    return 1 if t.name in ("doctor", "context_check") and not result["healthy"] else 0
 
 
 def confirm(t: Tool, raw: dict):
@@ -7030,7 +7180,7 @@ def render(t: Tool, result, raw: dict, form: str, options: dict) -> str:
 
 def plain_text(t: Tool, result, raw: dict, form: str) -> str:
     "A result as text, files, csv, xml or md."
-    if form == "text":
+    if form == "text" or isinstance(result, list):
         if isinstance(result, dict) and ("embedded" in result or "sync" in result or "totalDurationMs" in result):
             return work_text(result)
         return text_of(t, result, raw)

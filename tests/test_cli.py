@@ -125,7 +125,9 @@ COMMANDS = {                                                          # command 
     "status": ([], "Index: default"),
     "sync": ([], "notes: 4 unchanged"), "tags": ([], "work (1)"), "update": ([], "notes: 4 unchanged"),
     "vsearch": (["a count of people"], "notes/"),
-    "mcp": ([], ""), "completion": (["bash"], "gno"), "models list": ([], ""), "context list": ([], ""),
+    "mcp": ([], ""), "completion": (["bash"], "gno"), "models list": ([], ""),
+    "context add": (["notes:", "about", "notes"], "about notes"), "context check": ([], "ok   notes:"), "context list": ([], "about notes"),
+    "context rm": (["notes:"], "removed: 1"),
 }
 
 
