@@ -782,7 +782,9 @@ def load_config(path: str) -> Config:
                                        str(item.get("updateCmd") or ""), str(item.get("languageHint") or ""),
                                        item.get("gitignore") is not False)
     contexts, ignored = read_contexts(raw.get("contexts") or [])
-    return Config(collections, raw, (*warnings, *ignored), contexts)
+    warnings += ignored + [f"contentTypes: searchBoost of {clip(str(r.get('id')), 60)} is no number and is ignored"
+                           for r in mappings(raw, "contentTypes") if r.get("searchBoost") is not None and boost_of(r) is None]
+    return Config(collections, raw, tuple(warnings), contexts)
 
 
 def mappings(raw: dict, key: str) -> list[dict]:
@@ -5354,23 +5356,51 @@ def search(kb, query: QueryText, limit: Limit = 5, min_score: MinScore = None, w
     bounds, typed = where_sql(kb, where, lang), parse_query(query)
     recency = bool(RECENCY.search(query.lower()))
     want = limit * 3 if recency else limit
+    pool = max(want, BOOST_POOL) if boosts(kb.config.raw) else want
     keep = excluder(kb, exclude)
-    ranked = bm25(kb, match_all(typed), bounds, want, keep, [t for t in typed.terms if t.kind == "prefix"])
+    ranked = bm25(kb, match_all(typed), bounds, pool, keep, [t for t in typed.terms if t.kind == "prefix"])
     best = ranked[0][1] if ranked else 0
-    shown = [(doc, raw / best) for doc, raw in ranked]
+    shown = boosted(kb, [(doc, raw / best) for doc, raw in ranked])
     loose = match_any(typed)
     full = {doc for doc, _ in shown}
     if len(shown) < want and len(typed.terms) + sum(len(t.text) > 4 for t in typed.terms if t.kind == "cjk") > 1:
-        floor = shown[-1][1] if shown else 1.0
-        more = [(d, raw) for d, raw in bm25(kb, loose, bounds, want + len(full), keep) if d not in full][: want - len(shown)]
+        floor = min(shown[-1][1], 1.0) if shown else 1.0
+        more = boosted(kb, [(d, raw) for d, raw in bm25(kb, loose, bounds, pool + len(full), keep) if d not in full])[: want - len(shown)]
         shown += [(doc, floor * raw / more[0][1]) for doc, raw in more]
-    shown = [(doc, score) for doc, score in shown if min_score is None or score >= min_score]
+    shown = [(doc, score) for doc, score in shown[:want] if min_score is None or score >= min_score]
     if recency:
         shown = newest_first(kb, shown)
     hits = to_hits(kb, shown[:limit], typed)
     meta = {"query": query, "mode": "bm25", "totalResults": len(hits), "queryLanguage": lang or guess_language(query) or "und",
             "relaxed": not full.issuperset(doc for doc, _ in shown[:limit])} | ({"order": "recency"} if recency else {})
     return {"results": hits, "meta": meta | echoed(kb, bounds, lang, intent, exclude)}
+
+
+BOOST_POOL = 400         # documents among which a boost may change the order, whatever the limit
+
+
+def boost_of(rule: dict) -> float | None:
+    "The searchBoost of a content type within 0.5..2; None when there is none or it is no number."
+    factor = rule.get("searchBoost")
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or factor != factor:
+        return None
+    return float(min(max(factor, 0.5), 2.0))
+
+
+def boosts(raw: dict) -> dict[str, float]:
+    "{content type: factor of its scores} of a configuration; the first rule of a type holds."
+    return {str(r["id"]): factor for r in reversed(mappings(raw, "contentTypes")) if r.get("id") and (factor := boost_of(r)) is not None}
+
+
+def boosted(kb: KB, ranked: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    "Ranked documents with the scores of boosted content types multiplied, in order again, ties by collection and path."
+    factors = boosts(kb.config.raw)
+    if not factors or not ranked:
+        return ranked
+    rows = {row[0]: row[1:] for row in kb.db.execute("SELECT id, content_type, collection, path FROM documents WHERE id IN "
+                                                     "(SELECT value FROM json_each(?))", [json.dumps([d for d, _ in ranked])])}
+    known = [(doc, score * factors.get(rows[doc][0], 1.0)) for doc, score in ranked if doc in rows]
+    return sorted(known, key=lambda pair: (-pair[1], *rows[pair[0]][1:]))
 
 
 def echoed(kb: KB, bounds: Bounds, lang, intent, exclude, notes: Iterable[str] = ()) -> dict:

@@ -540,6 +540,88 @@ def test_one_hit_per_document(kb, tmp_path):
     assert sorted(paths(search(kb, "kiln", limit=50))) == ["a.md", "b.md"]
 
 
+@pytest.mark.parametrize("rules, expected", [
+    ([{"id": "job", "searchBoost": 1.5}, {"id": "talk", "searchBoost": 1}], {"job": 1.5, "talk": 1.0}),
+    ([{"id": "a", "searchBoost": 9}, {"id": "b", "searchBoost": 0}, {"id": "c", "searchBoost": -3}], {"a": 2.0, "b": 0.5, "c": 0.5}),
+    ([{"id": "a", "searchBoost": float("inf")}, {"id": "b", "searchBoost": 10 ** 400}], {"a": 2.0, "b": 2.0}),
+    ([{"id": "a", "searchBoost": 1.2}, {"id": "a", "searchBoost": 1.4}, {"id": 7, "searchBoost": 1.1}], {"a": 1.2, "7": 1.1}),
+    ([{"id": "a", "searchBoost": "1.5"}, {"id": "b", "searchBoost": True}, {"id": "c", "searchBoost": float("nan")}, {"id": "d", "searchBoost": [2]},
+      {"id": "e", "searchBoost": None}, {"id": "f"}, {"searchBoost": 2}, 5, None, "g"], {}),
+    (5, {}), ({"id": "a", "searchBoost": 2}, {}), (None, {})])
+def test_the_factors_of_content_types(rules, expected):
+    assert gno.boosts({"contentTypes": rules}) == expected and gno.boosts({}) == {}
+
+
+TYPES = "contentTypes:\n- {{id: job, prefixes: [job/], searchBoost: {job}}}\n- {{id: talk, prefixes: [talk/], searchBoost: {talk}}}\n"
+
+
+@pytest.fixture
+def typed_kb(kb, tmp_path):
+    "A function that configures the boosts of job/ and talk/; documents whose BM25 is equal but for one."
+    corpus(kb, tmp_path, {f"{place}.md": "the kiln and clay" for place in ("any/a", "job/b", "talk/c", "zoo/z")}
+           | {"job/best.md": "# Kiln\n\nthe kiln of clay", "talk/part.md": "only the kiln", "zoo/part.md": "only the kiln", "other.md": "nothing"})
+    path = os.path.join(kb.dirs["config"], "index.yml")
+    with open(path, encoding="utf-8") as f:
+        plain = f.read()
+
+    def configure(job, talk):
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(plain + TYPES.format(job=job, talk=talk))
+        run(kb, "sync")
+        return kb
+    configure("~", "~")
+    return configure
+
+
+def shown(found) -> dict[str, float]:
+    return {h["source"]["relPath"]: h["score"] for h in found["results"]}
+
+
+def test_boosts_multiply_the_shown_score(typed_kb):
+    kb = typed_kb("~", "~")
+    plain = shown(search(kb, '"kiln"', limit=100, exclude=["only"]))
+    assert list(plain) == ["job/best.md", "any/a.md", "job/b.md", "talk/c.md", "zoo/z.md"] and plain["job/best.md"] == 1
+    low = plain["any/a.md"]
+    assert low == plain["job/b.md"] == plain["talk/c.md"] < 0.9
+    half = shown(search(typed_kb(0.5, "~"), '"kiln"', limit=100, exclude=["only"]))
+    assert half["job/best.md"] == pytest.approx(0.5, abs=1e-6) and half["job/b.md"] == pytest.approx(low / 2, abs=1e-6)
+    assert list(half)[-1] == "job/b.md" and [p for p in half if "job" not in p] == ["any/a.md", "talk/c.md", "zoo/z.md"]
+    assert "job/best.md" not in shown(search(kb, '"kiln"', limit=100, minScore=0.51))
+    one = shown(search(typed_kb("~", 1.1), '"kiln"', limit=100, exclude=["only"]))
+    assert one["talk/c.md"] == pytest.approx(low * 1.1, abs=1e-6) and list(one) == ["job/best.md", "talk/c.md", "any/a.md", "job/b.md", "zoo/z.md"]
+
+
+def test_a_boost_reaches_beyond_the_limit_and_the_shown_score_stays_below_one(typed_kb):
+    kb = typed_kb(1, 99)
+    everything = search(kb, '"kiln"', limit=100, exclude=["only"])
+    assert paths(everything) == ["talk/c.md", "job/best.md", "any/a.md", "job/b.md", "zoo/z.md"]
+    assert shown(everything)["any/a.md"] > 0.5 and [h["score"] for h in everything["results"][:2]] == [1, 1]
+    for limit in (1, 2, 3):
+        assert search(kb, '"kiln"', limit=limit, exclude=["only"])["results"] == everything["results"][:limit]
+
+
+def test_documents_with_all_words_stay_before_the_others(typed_kb):
+    found = search(typed_kb(1, 2), "kiln clay", limit=100)
+    assert sorted(paths(found)[:5]) == ["any/a.md", "job/b.md", "job/best.md", "talk/c.md", "zoo/z.md"] and found["meta"]["relaxed"] is True
+    assert paths(found)[5:] == ["talk/part.md", "zoo/part.md"]
+    scores = [h["score"] for h in found["results"]]
+    assert scores == sorted(scores, reverse=True) and max(scores) == 1
+    assert paths(search(typed_kb(1, 2), "kiln clay", limit=5)) == paths(found)[:5]
+
+
+def test_without_a_boost_nothing_is_looked_up(typed_kb, monkeypatch):
+    kb, ranked = typed_kb("~", "text"), [(2, 0.5), (1, 0.5)]
+    statements = []
+    kb.db.set_trace_callback(statements.append)
+    assert gno.boosted(kb, ranked) is ranked and statements == []
+    assert [w for w in kb.config.warnings if "searchBoost" in w and "talk" in w] == list(kb.config.warnings) != []
+    kb = typed_kb(2, "~")
+    ids = {path: n for n, path in kb.db.execute("SELECT id, path FROM documents")}
+    order = [(ids["zoo/z.md"], 0.8), (ids["any/a.md"], 0.8), (ids["job/b.md"], 0.45), (ids["zoo/part.md"], 0.9)]
+    assert gno.boosted(kb, order) == [(ids["job/b.md"], 0.9), (ids["zoo/part.md"], 0.9), (ids["any/a.md"], 0.8), (ids["zoo/z.md"], 0.8)]
+    assert gno.boosted(kb, []) == []
+
+
 # ---- symbols ----
 
 @pytest.fixture(scope="module")
