@@ -557,6 +557,19 @@ CREATE VIEW docs_text(id, title, path, body, cjk) AS
     FROM documents d JOIN mirrors m ON m.id = d.mirror_id WHERE d.active;
 CREATE VIRTUAL TABLE docs_fts USING fts5(title, path, body, cjk, content='docs_text', content_rowid='id',
     tokenize='porter unicode61 remove_diacritics 2');
+""", """
+CREATE TABLE edges(
+    source INTEGER NOT NULL, seq INTEGER NOT NULL, target INTEGER, key TEXT NOT NULL, edge_type TEXT NOT NULL,
+    edge_source INTEGER NOT NULL, confidence INTEGER NOT NULL, resolution INTEGER, match_count INTEGER NOT NULL,
+    PRIMARY KEY(source, seq)) WITHOUT ROWID;
+CREATE INDEX edges_target ON edges(target);
+CREATE INDEX edges_key ON edges(key);
+CREATE TABLE edges_due(doc_id INTEGER PRIMARY KEY, collection TEXT, path TEXT, title TEXT, docid TEXT);
+CREATE TRIGGER documents_added AFTER INSERT ON documents BEGIN INSERT OR IGNORE INTO edges_due(doc_id) VALUES (new.id); END;
+CREATE TRIGGER documents_changed AFTER UPDATE OF collection, docid, active ON documents BEGIN
+    INSERT OR IGNORE INTO edges_due VALUES (old.id, CASE WHEN old.active THEN old.collection END, old.path, old.title, old.docid); END;
+CREATE TRIGGER documents_dropped AFTER DELETE ON documents WHEN old.active BEGIN
+    INSERT OR IGNORE INTO edges_due VALUES (old.id, old.collection, old.path, old.title, old.docid); END;
 """]
 
 BUSY_MS = 5000
@@ -1717,6 +1730,7 @@ def remove_collection(kb, collection: Name) -> Removed:
     if os.path.exists(kb.db_path):
         with transaction(kb.wdb):
             deactivate(kb.wdb, [r[0] for r in kb.wdb.execute("SELECT id FROM documents WHERE collection = ? AND active", [c.name])])
+            project_edges(kb.wdb, kb.config)
     return {"removed": True, "collection": c.name, "configUpdated": True, "indexedDataRetained": True,
             "note": "adding the same folder under the same name brings its index back; `gno cleanup` frees the space"}
 
@@ -1779,6 +1793,7 @@ def collection_rename(kb, collection: Name, name: Annotated[str, Arg("the new na
             kb.wdb.execute("UPDATE documents SET collection = ? WHERE collection = ?", [new, c.name])
             kb.wdb.execute("UPDATE errors SET collection = ? WHERE collection = ?", [new, c.name])
             set_meta(kb.wdb, f"rules:{new}", kb.get_meta(f"rules:{c.name}"))
+            project_edges(kb.wdb, kb.config)
     return {"renamed": c.name, "collection": new}
 
 
@@ -4135,6 +4150,239 @@ def chunk_input(title: str, text: str) -> str:
     return f"{title[:160]}\n{body}" if title else body
 
 
+# ==== Edges: links and relations resolved to documents ================================================================
+
+EDGE_RULES = "1"        # raised when targets are resolved or edges are typed differently: all are projected again
+# Stored as positions, the strongest first, so that min() merges edges and relations win over links.
+EDGE_SOURCES = ("wikilink", "markdown-link", "frontmatter-relation")
+TYPE_CONFIDENCE = ("manual", "configured", "parsed")
+RESOLUTIONS = ("exact-title", "exact-path", "path-fallback", "ambiguous-fallback")
+LINK_CONFIDENCE = ("explicit", "explicit", "inferred", "ambiguous")     # of an edge, by its resolution
+LINK_EDGES = {"wiki": ("mentions", 0), "markdown": ("related_to", 1)}   # kind of link: edge type, edge source
+
+
+class Named(NamedTuple):
+    "An active document as links may name it; `meta` is its front matter where that may hold relations."
+    id: int
+    collection: str
+    path: str
+    title: str
+    docid: str
+    content_type: str
+    meta: str | None
+
+
+class Names(NamedTuple):
+    "What every resolution needs: the documents by the keys of title, path and docid, and the configured collections."
+    by_key: dict[str, list[Named]]
+    collections: frozenset[str]
+
+
+class Resolved(NamedTuple):
+    "What a target means: documents of the best rank (empty: none), the one meant first; resolution is one of RESOLUTIONS."
+    key: str
+    resolution: str | None
+    candidates: tuple[int, ...]
+
+
+def load_names(db: sqlite3.Connection, config: Config) -> tuple[dict[int, Named], Names]:
+    "Every active document by id, and what resolve_target needs."
+    docs = {row[0]: Named._make(row) for row in db.execute("""
+        SELECT id, collection, path, title, docid, content_type, CASE WHEN meta LIKE '%relations%' THEN meta END
+        FROM documents WHERE active""")}
+    by_key: dict[str, list[Named]] = {}
+    for doc in docs.values():
+        for key in name_keys(doc.path, doc.title, doc.docid):
+            by_key.setdefault(key, []).append(doc)
+    return docs, Names(by_key, frozenset(config.collections))
+
+
+def name_keys(path: str, title: str, docid: str) -> set[str]:
+    "The keys under which targets find a document."
+    return {name_key(path), name_key(title), docid[:7]}
+
+
+def name_key(name: str) -> str:
+    """The last component of a path, title or target, folded and without `.md`: what a target and its document share.
+
+    >>> name_key("Projects/Alpha.md")
+    'alpha'
+    """
+    return fold(name.rpartition("/")[2]).removesuffix(".md")
+
+
+def resolve_target(names: Names, source: Named, kind: str, target: str) -> Resolved:
+    """The document that a link or relation of `source` means; `target` as written, `kind` wiki, markdown or relation.
+
+    Wiki: `[[collection:target]]` where such a collection is configured, else the own collection, else any. There the best
+    of: title, path, end of a path, and in the own or named collection at last title or path as the target's end.
+    Markdown: a path from the source's folder or, with `/` first, from the root. Relation: `[[wiki]]`, `#docid`, `gno://`
+    uri, path from the source's folder, `collection/path`, else as wiki. Case, Unicode form and `.md` do not matter unless
+    documents differ in nothing else; several equally good are ambiguous and the lowest uri is meant.
+    """
+    if kind == "markdown":
+        return match_names(names, markdown_path(source, target), source.collection, only_path=True)
+    if kind == "relation":
+        if wiki := re.fullmatch(r"!?\[\[([^\[\]|#]+)[^\[\]]*\]\]", target):
+            target = wiki[1].strip()
+        elif re.fullmatch(r"#[0-9a-fA-F]{6,8}", target):
+            key = target.lower()
+            found = [doc for doc in names.by_key.get(key[:7], ()) if doc.docid.startswith(key)]
+            return Resolved(key[:7], "exact-path" if len(found) == 1 else "ambiguous-fallback" if found else None,
+                            tuple(doc.id for doc in sorted(found, key=lambda doc: (doc.collection, doc.path))))
+        elif uri := re.fullmatch(r"(?i)gno://([^/]+)/([^?]+)(?:\?.*)?", target):
+            return match_names(names, uri_unquote(uri[2]) or uri[2], uri[1].lower(), only_path=True)
+        elif target.partition(":")[0].lower() not in names.collections:
+            collection, _, path = target.partition("/")
+            for path, home in ((join_path(source, target), source.collection), (path, collection.lower())):
+                found = match_names(names, path, home, only_path=True)
+                if found.candidates:
+                    return found
+    home, colon, rest = target.partition(":")
+    if colon and home.lower() in names.collections:
+        return match_names(names, rest, home.lower())
+    if target.startswith(("./", "../")):
+        target = join_path(source, target)
+    return match_names(names, target, source.collection, anywhere=True)
+
+
+def match_names(names: Names, ref: str, home: str, only_path=False, anywhere=False) -> Resolved:
+    "The best documents for a name or path in collection `home`, or else (`anywhere`) in another one."
+    ref = nfc(ref.strip().strip("/"))
+    key, folded, scored = name_key(ref), fold(ref), []
+    for doc in names.by_key.get(key, ()) if ref else ():
+        elsewhere, title = doc.collection != home, "" if only_path else doc.title
+        rank = name_rank(fold(title), fold(doc.path), folded)
+        if rank <= (1 if only_path else 2 if elsewhere else 3) and (anywhere or not elsewhere):
+            as_written = name_rank(nfc(title), nfc(doc.path), ref) == rank
+            scored.append(((elsewhere, rank, not as_written), doc.collection, doc.path, doc.id))
+    if not scored:
+        return Resolved(key, None, ())
+    best = min(scored)[0]
+    chosen = tuple(doc_id for score, _, _, doc_id in sorted(scored) if score == best)
+    return Resolved(key, RESOLUTIONS[min(best[1], 2) if len(chosen) == 1 else 3], chosen)
+
+
+def name_rank(title: str, path: str, ref: str) -> int:
+    "How a document answers to `ref`: 0 title, 1 path, 2 end of its path, 3 with the end of ref, 4 not; `.md` is no part."
+    title, path, ref = title.removesuffix(".md"), path.removesuffix(".md"), ref.removesuffix(".md")
+    return 0 if title == ref else 1 if path == ref else 2 if path.endswith("/" + ref) else \
+        3 if ref.endswith(("/" + title, "/" + path)) else 4
+
+
+def markdown_path(source: Named, target: str) -> str:
+    "The path in the collection that a Markdown destination means, '' when it is none."
+    if "\\" in target:
+        target = re.sub(_ESCAPED, r"\1", target)
+    if "%" in target:                       # an encoded `/`, `\` or NUL stays as it is written
+        target = uri_unquote(re.sub("%(?=2f|5c|00)", "%25", target, flags=re.I)) or target
+    return "" if target.endswith("/") else join_path(source, target)
+
+
+def join_path(source: Named, path: str) -> str:
+    "A relative path of the source's folder as one of its collection; '' when it leaves the collection."
+    parts = [] if path.startswith("/") else source.path.split("/")[:-1]
+    for part in path.split("/"):
+        if part == "..":
+            if not parts:
+                return ""
+            parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
+    return "/".join(parts)
+
+
+def project_edges(db: sqlite3.Connection, config: Config) -> list[tuple[str, str, str]]:
+    """Bring table `edges` in line with links and relations -> unresolved relations as (collection, path, message).
+
+    Projected anew are the documents of `edges_due`, which triggers fill, and those with a target whose key names one of
+    them under its old or new name; all of them where the collections or hints of the configuration changed. Must run
+    inside a transaction.
+    """
+    hints = type_hints(config)
+    rules = sha256(json.dumps([EDGE_RULES, sorted(config.collections), hints]))[:16]
+    known = db.execute("SELECT value FROM meta WHERE key = 'edges'").fetchone()
+    due = db.execute("SELECT doc_id, collection, path, title, docid FROM edges_due").fetchall()
+    if not due and known == (rules,):
+        return []
+    docs, names = load_names(db, config)
+    if known != (rules,) or len(due) > len(docs) / 2:
+        sources, links = set(docs), db.execute("SELECT doc_id, seq, kind, target FROM links")
+        db.execute("DELETE FROM edges")
+    else:
+        keys = set()
+        for doc_id, *old in due:            # an edit that leaves the names alone concerns nobody else
+            new = list(docs[doc_id][1:5]) if doc_id in docs else [None] * 4
+            for was, other in ((old, new), (new, old)):
+                if was[0] is not None and was != other:
+                    keys |= {was[3][:7]} if was[:3] == other[:3] else name_keys(*was[1:])
+        sources = {row[0] for row in due} | {row[0] for row in db.execute(
+            "SELECT source FROM edges WHERE key IN (SELECT value FROM json_each(?))", [json.dumps(list(keys))])}
+        chosen = [json.dumps(list(sources))]
+        links = db.execute("SELECT doc_id, seq, kind, target FROM links WHERE doc_id IN (SELECT value FROM json_each(?))", chosen)
+        db.execute("DELETE FROM edges WHERE source IN (SELECT value FROM json_each(?))", chosen)
+    rows, unresolved, related = [], [], {}
+    for source in sorted(docs.keys() & sources):
+        doc = docs[source]
+        for i, (kind, target) in enumerate(relations_of(json.loads(doc.meta)) if doc.meta else ()):
+            found = resolve_target(names, doc, "relation", target)
+            rows.append(edge_row(source, -1 - i, found, kind, 2, 0))
+            related.setdefault(source, set()).update(found.candidates[:1])
+            if not found.candidates:
+                unresolved.append((doc.collection, doc.path, f"no document for the relation {kind}: {clip(target, 120)}"))
+    memo: dict[tuple, Resolved] = {}
+    for source, seq, kind, target in links:
+        doc = docs.get(source)
+        if not doc:                         # inactive
+            continue
+        folder = doc.path.rpartition("/")[0] if kind == "markdown" or target[0] == "." else ""
+        found = memo.get(here := (doc.collection, folder, kind, target))
+        if found is None:
+            found = memo[here] = resolve_target(names, doc, kind, target)
+        edge_type, edge_source = LINK_EDGES[kind]
+        hint = hints.get(doc.content_type)
+        configured = hint and not related.get(source, set()).intersection(found.candidates[:1])
+        rows.append(edge_row(source, seq, found, hint if configured else edge_type, edge_source, 1 if configured else 2))
+    db.executemany("INSERT INTO edges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    db.execute("DELETE FROM edges_due")
+    set_meta(db, "edges", rules)
+    return unresolved
+
+
+def edge_row(source: int, seq: int, found: Resolved, edge_type: str, edge_source: int, confidence: int) -> tuple:
+    "A row of `edges`."
+    return (source, seq, found.candidates[0] if found.candidates else None, found.key, edge_type, edge_source, confidence,
+            RESOLUTIONS.index(found.resolution) if found.resolution else None, len(found.candidates))
+
+
+def type_hints(config: Config) -> dict[str, str]:
+    "Content type -> the edge type that its rule's first graph hint gives to links."
+    hints = {}
+    for rule in config.raw.get("contentTypes") or []:
+        listed = rule.get("graphHints") if isinstance(rule, dict) else None
+        hint = re.sub(r"[\s-]+", "_", str(listed[0]).strip().lower()) if isinstance(listed, list) and listed else ""
+        if re.fullmatch(r"[a-z][a-z0-9_]*", hint):
+            hints.setdefault(str(rule.get("id")), hint)
+    return hints
+
+
+def linked(db: sqlite3.Connection, seeds: list[int]) -> list[tuple[int, int, str, float]]:
+    """The active documents one link away from the seeds, in either direction, itself left out.
+
+    -> (seed, neighbour, strongest confidence of LINK_CONFIDENCE, number of links), ordered by seed and neighbour.
+    """
+    rows = db.execute("""
+        WITH seeds(id) AS (SELECT value FROM json_each(?)),
+             pairs(seed, other, resolution) AS (
+                 SELECT source, target, resolution FROM edges WHERE source IN seeds AND seq >= 0
+                 UNION ALL SELECT target, source, resolution FROM edges WHERE target IN seeds AND seq >= 0)
+        SELECT seed, other, min(resolution), count(*)
+        FROM pairs JOIN documents s ON s.id = seed JOIN documents o ON o.id = other
+        WHERE seed != other AND s.active AND o.active
+        GROUP BY seed, other ORDER BY seed, other""", [json.dumps(seeds)])
+    return [(seed, other, LINK_CONFIDENCE[resolution], float(count)) for seed, other, resolution, count in rows]
+
+
 # ==== Sync: what changed on disk, in short transactions ===============================================================
 
 EXTRACTOR = "1"          # raised when front matter, tags, links or chunks are read differently: every file is read again
@@ -4265,6 +4513,11 @@ def sync_all(kb: KB, collections: list[Collection], progress: Progress, *, full=
         report = sync_collection(kb, c, progress, guard, full, allow_mass_delete)
         report["warnings"] = [{"relPath": "", "code": code, "message": text} for code, text in before] + report["warnings"]
         reports.append(report)
+    with guard(), transaction(kb.wdb):
+        unresolved = project_edges(kb.wdb, kb.config)
+    for report in reports:
+        report["warnings"] += [{"relPath": path, "code": "UNRESOLVED_RELATION", "message": text} for collection, path, text in unresolved
+                               if collection == report["collection"]][:max(REPORTED - len(report["warnings"]), 0)]
     result = {"collections": reports, "totalDurationMs": int((time.monotonic() - started) * 1000)}
     for name in ("Processed", "Added", "Updated", "Errored", "Skipped"):
         result[f"totalFiles{name}"] = sum(r[f"files{name}"] for r in reports)
@@ -4683,7 +4936,7 @@ def drop_documents(db: sqlite3.Connection, ids: list[int]):
     chosen = [json.dumps(ids)]
     mirrors = [r[0] for r in db.execute("SELECT DISTINCT mirror_id FROM documents WHERE mirror_id IS NOT NULL "
                                         "AND id IN (SELECT value FROM json_each(?))", chosen)]
-    for table, column in (("tags", "doc_id"), ("links", "doc_id"), ("documents", "id")):
+    for table, column in (("tags", "doc_id"), ("links", "doc_id"), ("edges", "source"), ("documents", "id")):
         db.execute(f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))", chosen)
     drop_orphan_mirrors(db, mirrors)
 
