@@ -4250,16 +4250,18 @@ def match_names(names: Names, ref: str, home: str, only_path=False, anywhere=Fal
     "The best documents for a name or path in collection `home`, or else (`anywhere`) in another one."
     ref = nfc(ref.strip().strip("/"))
     key, folded, scored = name_key(ref), fold(ref), []
-    for doc in names.by_key.get(key, ()) if ref else ():
+    named = names.by_key.get(key, ()) if key else ()
+    for doc in named:
         elsewhere, title = doc.collection != home, "" if only_path else doc.title
         rank = name_rank(fold(title), fold(doc.path), folded)
         if rank <= (1 if only_path else 2 if elsewhere else 3) and (anywhere or not elsewhere):
-            as_written = name_rank(nfc(title), nfc(doc.path), ref) == rank
+            as_written = len(named) == 1 or name_rank(nfc(title), nfc(doc.path), ref) == rank
             scored.append(((elsewhere, rank, not as_written), doc.collection, doc.path, doc.id))
     if not scored:
         return Resolved(key, None, ())
-    best = min(scored)[0]
-    chosen = tuple(doc_id for score, _, _, doc_id in sorted(scored) if score == best)
+    scored.sort()
+    best = scored[0][0]
+    chosen = tuple([doc_id for score, _, _, doc_id in scored if score == best])
     return Resolved(key, RESOLUTIONS[min(best[1], 2) if len(chosen) == 1 else 3], chosen)
 
 
