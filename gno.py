@@ -4234,10 +4234,11 @@ def resolve_target(names: Names, source: Named, kind: str, target: str) -> Resol
             return match_names(names, uri_unquote(uri[2]) or uri[2], uri[1].lower(), only_path=True)
         elif target.partition(":")[0].lower() not in names.collections:
             collection, _, path = target.partition("/")
-            for path, home in ((join_path(source, target), source.collection), (path, collection.lower())):
-                found = match_names(names, path, home, only_path=True)
-                if found.candidates:
-                    return found
+            found = match_names(names, join_path(source, target), source.collection, only_path=True)
+            if not found.candidates:
+                found = match_names(names, path, collection.lower(), only_path=True)
+            if found.candidates:
+                return found
     home, colon, rest = target.partition(":")
     if colon and home.lower() in names.collections:
         return match_names(names, rest, home.lower())

@@ -21,7 +21,7 @@ DOCS = {                    # uri without scheme -> title; their order is not th
     "notes/caf\u00e9.md": "Caf\u00e9", "notes/Stra\u00dfe.md": "Road", "notes/deep/er/Gamma.md": "G", "notes/report.pdf": "Report 2025",
     "notes/a b (c).md": "Blanks", "notes/50%2Foff.md": "Sale", "notes/index.md": "Notes: all", "notes/a/index.md": "Home",
     "notes/work/Plan.md": "Plan", "work/Plan.md": "Plan", "work/Solo.md": "Only here", "work/deep/Far.md": "Far away",
-    "work/index.md": "Work", "notes/.md.md": ".md",
+    "work/index.md": "Work", "notes/.md.md": ".md", "notes/draft.md": "Draft: one",
 }
 
 
@@ -65,9 +65,10 @@ WIKI = {
     "old/place/Beta": ("path-fallback", "notes/Beta.md"),                       # ... and so are those of the target
     "report.pdf": ("exact-path", "notes/report.pdf"), "report": NONE, "Report 2025": ("exact-title", "notes/report.pdf"),
     "Notes: all": NONE,                                                         # `notes:` is a collection
-    "Other: all": NONE,
+    "Other: all": NONE, "draft: ONE": ("exact-title", "notes/draft.md"),        # `draft:` is none
     "notes:Gamma": ("path-fallback", "notes/deep/er/Gamma.md"),
-    "Plan": ("exact-title", "notes/work/Plan.md"), "work:Plan": ("exact-title", "work/Plan.md"), "WORK: plan": ("exact-title", "work/Plan.md"),
+    "Plan": ("exact-title", "notes/work/Plan.md"), "work:Plan": ("exact-title", "work/Plan.md"),
+    "WORK: plan": ("exact-title", "work/Plan.md"),
     "work/Plan": ("exact-path", "notes/work/Plan.md"),
     "Solo": ("exact-path", "work/Solo.md"), "Only here": ("exact-title", "work/Solo.md"),       # nowhere at home
     "deep/far": ("exact-path", "work/deep/Far.md"), "Far": ("path-fallback", "work/deep/Far.md"),
@@ -86,8 +87,9 @@ def test_wiki_targets(target):
 
 MARKDOWN = {
     # target: what it means in notes/a/index.md
-    "Alpha.md": ("exact-path", "notes/a/Alpha.md"), "./Alpha.md": ("exact-path", "notes/a/Alpha.md"), "alpha": ("exact-path", "notes/a/Alpha.md"),
-    "../Beta.md": ("exact-path", "notes/Beta.md"), "/Beta.md": ("exact-path", "notes/Beta.md"), "..//./a/../Beta.md": ("exact-path", "notes/Beta.md"),
+    "Alpha.md": ("exact-path", "notes/a/Alpha.md"), "./Alpha.md": ("exact-path", "notes/a/Alpha.md"),
+    "alpha": ("exact-path", "notes/a/Alpha.md"), "../Beta.md": ("exact-path", "notes/Beta.md"), "/Beta.md": ("exact-path", "notes/Beta.md"),
+    "..//./a/../Beta.md": ("exact-path", "notes/Beta.md"),
     "../../Beta.md": NONE, "../../notes/Beta.md": NONE, "../../work/Plan.md": NONE,     # never out of the collection
     "Beta.md": NONE, "First of all": NONE, "../Twin": NONE, "../Gamma.md": NONE,        # a path, not a title, not an end
     "../a%20b%20(c).md": ("exact-path", "notes/a b (c).md"), "../a b \\(c\\).md": ("exact-path", "notes/a b (c).md"),
@@ -153,7 +155,8 @@ def warnings(report) -> list[tuple[str, str]]:
 
 def test_links_relations_and_hints(kb, tmp_path):
     root = write(tmp_path / "n", {
-        "ada.md": "---\nrelations:\n  Works-At: '[[Acme]]'\n  knows: [bob.md, '[[Nobody]]', Bob B]\n---\n# Ada\n\n[[Acme]] and [bob](bob.md), [[gone]]\n",
+        "ada.md": "---\nrelations:\n  Works-At: '[[Acme]]'\n  knows: [bob.md, '[[Nobody]]', Bob B]\n---\n"
+                  "# Ada\n\n[[Acme]] and [bob](bob.md), [[gone]]\n",
         "bob.md": "# Bob B\n\n[[ada]]\n", "acme.md": "# Acme\n\n[a](ada.md) [b](ada.md)\n",
         "people/eve.md": "---\nrelations: {knows: Acme}\n---\n# Eve\n\n[[Acme]] [[Bob B]] [x](../bob.md) [[gone]]\n"})
     kb.edit_config(lambda text: 'version: "1.0"\ncontentTypes: [{id: person, prefixes: [people/], graphHints: [Met With, other]}]\n')
@@ -215,8 +218,8 @@ def test_collections_come_and_go(kb, tmp_path):
 def test_an_index_of_the_first_schema_gets_its_edges(kb, tmp_path):
     root = write(tmp_path / "n", {"a.md": "[[b]]", "b.md": "alpha"})
     add(kb, root)
-    for kind, name in kb.wdb.execute("SELECT type, name FROM sqlite_master WHERE name IN ('edges', 'edges_due') OR type = 'trigger'").fetchall():
-        kb.wdb.execute(f"DROP {kind} {name}")
+    for made in ("TRIGGER documents_added", "TRIGGER documents_changed", "TRIGGER documents_dropped", "TABLE edges", "TABLE edges_due"):
+        kb.wdb.execute("DROP " + made)
     kb.wdb.execute("DELETE FROM meta WHERE key = 'edges'")
     kb.wdb.execute("PRAGMA user_version = 1")
     kb.close()
@@ -311,15 +314,17 @@ def projected(kb, monkeypatch) -> set[str]:
 
 def test_only_what_a_change_can_concern_is_resolved_again(kb, tmp_path, monkeypatch):
     filler = {f"f{i}.md": f"[[g{i}]] [x](f0.md)" for i in range(20)}
-    root = write(tmp_path / "n", {"a.md": "# A\n\n[[b]]", "by-path.md": "[[b]] [[f1]]", "by-title.md": "[[Bee]]", "lost.md": "[[New]]", "b.md": "# Bee\n\n[[a]]"}
-                 | filler)
+    root = write(tmp_path / "n", filler | {
+        "a.md": "# A\n\n[[b]]", "by-path.md": "[[b]] [[f1]]", "by-title.md": "[[Bee]]", "lost.md": "[[New]]", "b.md": "# Bee\n\n[[a]]",
+        "by-docid.md": "---\nrelations: {as: '#" + gno.sha256("# Newer")[:8] + "'}\n---\n"})
     add(kb, root)
     for files, expected in [
             ({}, set()),
             ({"b.md": "# Bee\n\n[[a]] more"}, {"b.md"}),                            # its names are the old ones
             ({"b.md": "# Bees\n\n[[a]]"}, {"b.md", "a.md", "by-path.md", "by-title.md"}),
-            ({"new.md": "# Newer"}, {"lost.md"}), ({"new.md": "# New"}, {"lost.md"}),
-            ({"b.md": None}, {"a.md", "by-path.md"}), ({"b.md": "# bee\n\n[[a]]"}, {"b.md", "a.md", "by-path.md", "by-title.md"})]:
+            ({"new.md": "# Newer"}, {"lost.md", "by-docid.md"}), ({"new.md": "# Newer\n"}, {"by-docid.md"}),
+            ({"new.md": "# New"}, {"lost.md"}),
+            ({"b.md": None}, {"a.md", "by-path.md"}), ({"b.md": "# Bees\n\n[[a]]"}, {"b.md", "a.md", "by-path.md"})]:
         for name, text in files.items():
             (root / name).unlink() if text is None else write(root, {name: text})
         assert projected(kb, monkeypatch) == expected, files
@@ -377,9 +382,10 @@ def test_the_number_of_statements_does_not_grow(kb, tmp_path, count):
 def test_linked(kb, tmp_path):
     root = write(tmp_path / "n", {
         "a.md": "---\nrelations: {near: lonely.md}\n---\n# A\n\n[[b]] [[Bee]] [x](c.md) [[A]] [[gone]] [[Twin]] [[q/deep]]",
-        "b.md": "# Bee\n\n[x](a.md)", "c.md": "# C\n\n[[deep]]", "t1.md": "# Twin", "t2.md": "# Twin", "x/deep.md": "# Depth", "lonely.md": "alpha"})
+        "b.md": "# Bee\n\n[x](a.md)", "c.md": "# C\n\n[[deep]]", "t1.md": "# Twin", "t2.md": "# Twin", "x/deep.md": "# Depth",
+        "lonely.md": "alpha"})
     add(kb, root)
-    where = {path: i for path, i in kb.wdb.execute("SELECT path, id FROM documents")}
+    where = dict(kb.wdb.execute("SELECT path, id FROM documents").fetchall())
     paths = {i: path for path, i in where.items()}
 
     def hops(*seeds):

@@ -41,8 +41,8 @@ def sound(kb):
     kb.wdb.execute("INSERT INTO docs_fts(docs_fts, rank) VALUES ('integrity-check', 1)")
     listed = kb.wdb.execute("SELECT id FROM docs_fts_docsize ORDER BY id").fetchall()
     assert listed == kb.wdb.execute("SELECT id FROM documents WHERE active AND mirror_id IS NOT NULL ORDER BY id").fetchall()
-    for table, column, owner in [("tags", "doc_id", "documents"), ("links", "doc_id", "documents"), ("chunks", "mirror_id", "mirrors"),
-                                 ("documents", "mirror_id", "mirrors")]:
+    for table, column, owner in [("tags", "doc_id", "documents"), ("links", "doc_id", "documents"), ("edges", "source", "documents"),
+                                 ("chunks", "mirror_id", "mirrors"), ("documents", "mirror_id", "mirrors")]:
         assert kb.wdb.execute(f"SELECT count(*) FROM {table} WHERE {column} NOT IN (SELECT id FROM {owner})").fetchone() == (0,), table
 
 
