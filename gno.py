@@ -564,6 +564,7 @@ CREATE TABLE edges(
     PRIMARY KEY(source, seq)) WITHOUT ROWID;
 CREATE INDEX edges_target ON edges(target);
 CREATE INDEX edges_key ON edges(key);
+-- documents that edges are behind with, under the names that edges know them by; collection NULL: none yet
 CREATE TABLE edges_due(doc_id INTEGER PRIMARY KEY, collection TEXT, path TEXT, title TEXT, docid TEXT);
 CREATE TRIGGER documents_added AFTER INSERT ON documents BEGIN INSERT OR IGNORE INTO edges_due(doc_id) VALUES (new.id); END;
 CREATE TRIGGER documents_changed AFTER UPDATE OF collection, docid, active ON documents BEGIN
