@@ -716,6 +716,7 @@ class Collection(NamedTuple):
     update_cmd: str = ""
     language_hint: str = ""
     gitignore: bool = True
+    models: dict[str, str] = {}         # role: reference of a model of its own
 
 
 SCOPES = ("global", "collection", "prefix")
@@ -732,11 +733,12 @@ class Context(NamedTuple):
 
 
 class Config(NamedTuple):
-    "What index.yml says; `raw` is the whole document."
+    "What index.yml says; `raw` is the whole document, `preset` the active model preset {id, name, role: reference}."
     collections: dict[str, Collection]
     raw: dict
     warnings: tuple[str, ...] = ()
     contexts: tuple[Context, ...] = ()
+    preset: dict[str, str] = {"id": "shipped", "name": ""}
 
 
 NAME_RULE = lazy_re(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -794,11 +796,12 @@ def load_config(path: str) -> Config:
             raise bad(f"collection {name}: include and exclude are lists")
         collections[name] = Collection(name, root, str(item.get("pattern") or "**/*"), *(tuple(map(str, v)) for v in lists),
                                        str(item.get("updateCmd") or ""), str(item.get("languageHint") or ""),
-                                       item.get("gitignore") is not False)
+                                       item.get("gitignore") is not False, model_refs(item.get("models"), f"collection {name}", warnings))
     contexts, ignored = read_contexts(raw.get("contexts") or [])
     warnings += ignored + [f"contentTypes: searchBoost of {clip(str(r.get('id')), 60)} is no number and is ignored"
                            for r in mappings(raw, "contentTypes") if r.get("searchBoost") is not None and boost_of(r) is None]
-    return Config(collections, raw, tuple(warnings), contexts)
+    preset = active_preset(raw.get("models"), warnings)
+    return Config(collections, raw, tuple(warnings), contexts, preset)
 
 
 def mappings(raw: dict, key: str) -> list[dict]:
@@ -1183,19 +1186,17 @@ def status_text(result, raw) -> str:
 @tool(schema="status", text=status_text, formats=("md",), title="Index status")
 def status(kb) -> Status:
     "Index status and health: counts per collection, embedding backlog, what works and what is missing."
-    names, card, checks = list(kb.config.collections), None, []
-    try:
-        card = model_card(kb, "embed")
-    except GnoError as e:
-        checks.append({"id": "model", "status": "warn", "detail": f"{e.message}; {e.hint}"})
-    fp = fingerprint_id(kb.db, card) if card else None
+    names, missing = list(kb.config.collections), []
+    groups = embed_groups(kb, names or [""], missing)
+    checks: list[Check] = [{"id": "model", "status": "warn", "detail": f"{e.message}; {e.hint}"} for e in missing]
+    stored = {name: fingerprint_id(kb.db, card) for card, members in groups for name in members}
     docs = {row[0]: row[1:] for row in kb.db.execute("""
         SELECT collection, count(*), sum(active AND mirror_id IS NOT NULL), sum(active), sum(active AND error_code != '')
         FROM documents GROUP BY collection""")}
     chunks = {row[0]: row[1:] for row in kb.db.execute("""
-        SELECT x.collection, count(*), sum(EXISTS (SELECT 1 FROM vectors v WHERE v.fingerprint = ? AND v.input_hash = c.input_hash))
-        FROM (SELECT DISTINCT collection, mirror_id, cut FROM documents WHERE active) x
-        JOIN chunks c ON c.mirror_id = x.mirror_id AND c.cut = x.cut GROUP BY x.collection""", [fp])}
+        SELECT x.collection, count(*), sum(EXISTS (SELECT 1 FROM vectors v WHERE v.fingerprint = m.value AND v.input_hash = c.input_hash))
+        FROM (SELECT DISTINCT collection, mirror_id, cut FROM documents WHERE active) x LEFT JOIN json_each(?) m ON m.key = x.collection
+        JOIN chunks c ON c.mirror_id = x.mirror_id AND c.cut = x.cut GROUP BY x.collection""", [json.dumps(stored)])}
     rows = []
     for name, c in kb.config.collections.items():
         total, shown, active, failed = docs.get(name, (0, 0, 0, 0))
@@ -1204,25 +1205,26 @@ def status(kb) -> Status:
                      "totalDocuments": total, "activeDocuments": active, "errorDocuments": failed})
     recent = kb.db.execute("SELECT collection, path, code, message, at FROM errors WHERE at > ? ORDER BY id DESC LIMIT 50",
                            [time.time() - 86400]).fetchall()
-    checks += health_checks(kb, rows, fp, len(recent))
-    bad = any(c["status"] == "error" for c in checks) or bool(recent)
+    packages = missing_packages(*packages_of([card for card, _ in groups]))
     backlog = sum(r["chunkCount"] - r["embeddedCount"] for r in rows)
-    vector = bool(card) and not missing_packages("numpy", "onnxruntime", "tokenizers") and any(r["embeddedCount"] for r in rows)
+    checks += health_checks(kb, rows, packages, len(recent)) + ([] if missing else vector_checks(kb, list(stored.values()), backlog))
+    bad = any(c["status"] == "error" for c in checks) or bool(recent)
+    vector = not packages and any(r["embeddedCount"] for r in rows)
+    preset = kb.config.preset
     return {"indexName": kb.index, "version": __version__, "configPath": kb.config_path, "dbPath": kb.db_path, "collections": rows,
             "totalDocuments": sum(r["documentCount"] for r in rows), "totalChunks": sum(r["chunkCount"] for r in rows),
             "embeddingBacklog": backlog, "healthy": not bad, "lastUpdated": kb.get_meta("updated") or None,
             "recentErrors": [{"collection": c, "relPath": p, "code": code, "message": text, "at": iso(at)} for c, p, code, text, at in recent],
-            "activePreset": {"id": "shipped", "name": card.name if card else "none"},
+            "activePreset": {"id": preset["id"], "name": preset["name"] or (groups[0][0].name if groups else "none")},
             "capabilities": {"bm25": True, "vector": vector, "hybrid": vector, "answer": False},
             "health": {"state": "setup-required" if not names else "needs-attention" if bad or any(c["status"] != "ok" for c in checks)
                        else "healthy", "checks": checks},
             "resident": resident_status(kb)}
 
 
-def health_checks(kb: KB, rows: list[dict], fp: int | None, errors: int) -> list[Check]:
-    "Checks that cost no more than a few look-ups."
+def health_checks(kb: KB, rows: list[dict], missing: list[str], errors: int) -> list[Check]:
+    "Checks that cost no more than a few look-ups; `missing` packages are named."
     checks = []
-    missing = missing_packages("numpy", "onnxruntime", "tokenizers")
     if missing:
         checks.append({"id": "packages", "status": "warn", "detail": f"no vector search: {', '.join(missing)} not installed; "
                        f"pip install {' '.join(missing)}"})
@@ -1236,14 +1238,19 @@ def health_checks(kb: KB, rows: list[dict], fp: int | None, errors: int) -> list
     shown = kb.db.execute("SELECT count(*) FROM documents WHERE active AND mirror_id IS NOT NULL").fetchone()[0]
     if listed != shown:
         checks.append({"id": "index", "status": "error", "detail": f"{listed} of {shown} documents are in the keyword index; run `gno doctor --fix`"})
-    others = kb.db.execute("SELECT count(DISTINCT fingerprint) FROM vectors WHERE fingerprint IS NOT ?", [fp]).fetchone()[0] \
-        if kb.db.execute("SELECT count(*) FROM fingerprints").fetchone()[0] > 1 else 0
-    if others:
-        checks.append({"id": "vectors", "status": "error", "detail": "vectors of another model are stored and not used; run `gno embed`, then `gno cleanup`"})
     checks += [{"id": "config", "status": "warn", "detail": text} for text in kb.config.warnings]
     checks += [{"id": "root", "status": "error", "detail": f"{c.name}: {c.path} is not there"} for c in kb.config.collections.values()
                if not os.path.isdir(c.path)]
     return checks
+
+
+def vector_checks(kb: KB, used: list[int | None], backlog: int) -> list[Check]:
+    """Vectors of models that no collection uses: an error while chunks still wait for the model in use, as after a change
+    of models; later only space that could be freed."""
+    old = stored_models(kb.db, used)
+    wait = f"{plural(backlog, 'chunk')} wait{'s' if backlog == 1 else ''} for `gno embed`; then "
+    return [{"id": "vectors", "status": "error" if backlog else "warn",
+             "detail": f"vectors of {old} are stored and not used; {wait if backlog else ''}`gno cleanup` drops them"}] if old else []
 
 
 def missing_packages(*names: str) -> list[str]:
@@ -1303,12 +1310,11 @@ def doctor(kb, fix: Annotated[bool, Arg("rebuild what is damaged")] = False) -> 
             add(package, True, version(package))
         except PackageNotFoundError:
             add(package, False, f"not installed: no {what}; pip install {package}", "warn")
-    try:
-        card = model_card(kb, "embed")
-        wrong = [f["path"] for f in card.data["files"].values()
-                 if hash_file(os.path.join(card.folder, f["path"])) != f["sha256"]]
-        add("model", not wrong, f"{card.name} in {card.folder}" + (f"; damaged: {', '.join(wrong)}" if wrong else ""))
-    except GnoError as e:
+    absent: list[GnoError] = []
+    for card, _ in embed_groups(kb, list(kb.config.collections) or [""], absent):
+        wrong = [f["path"] for f in card.data.get("files", {}).values() if hash_file(os.path.join(card.folder, f["path"])) != f["sha256"]]
+        add("model", not wrong, f"{card.name} in {card.folder or card.data['uri']}" + (f"; damaged: {', '.join(wrong)}" if wrong else ""))
+    for e in absent:
         add("model", False, f"{e.message}; {e.hint}", "warn")
     add("config", True, kb.config_path if os.path.exists(kb.config_path) else f"{kb.config_path} does not exist yet; `gno setup PATH` makes it")
     if os.path.exists(kb.db_path):
@@ -1351,6 +1357,12 @@ def cleanup(kb) -> dict:
         gone = [r[0] for r in db.execute("SELECT id FROM documents WHERE NOT active")]
         drop_documents(db, gone)
         vectors = db.execute("DELETE FROM vectors WHERE input_hash NOT IN (SELECT input_hash FROM chunks)").rowcount
+        absent: list[GnoError] = []
+        used = json.dumps([fingerprint_id(db, card) for card, _ in embed_groups(kb, list(kb.config.collections), absent)])
+        if kb.config.collections and not absent:    # with a model missing nobody can say what is no longer used
+            others = "NOT IN (SELECT value FROM json_each(?) WHERE value)"
+            vectors += db.execute(f"DELETE FROM vectors WHERE fingerprint {others}", [used]).rowcount
+            db.execute(f"DELETE FROM fingerprints WHERE id {others}", [used])
         db.execute("INSERT INTO docs_fts(docs_fts) VALUES ('optimize')")       # only merging drops what was deleted
     db.execute("VACUUM")
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -4456,12 +4468,11 @@ def index(kb, collection: One = None, git_pull: GitPull = False,
         if rebuild:
             rebuild_fts(kb)
         result = {"sync": sync_all(kb, chosen, progress, full=full, git_pull=git_pull)}
-        try:
-            return result if no_embed else result | {"embed": embed_pending(kb, chosen, progress)}
-        except GnoError as e:               # without a model the keyword index is kept; the job says what failed
-            if e.code not in ("MODEL_NOT_FOUND", "MISSING_PACKAGE"):
-                raise
-            return result | {"embed": {"embedded": 0, "errors": 0}, "failed": f"{e.code}: {e.message}; {e.hint}"}
+        if no_embed:
+            return result
+        made = embed_pending(kb, chosen, progress)
+        failed = made.pop("failed", "")     # without a model the keyword index is kept; the job says what failed
+        return result | {"embed": made} | ({"failed": failed} if failed else {})
     return Job({"collections": [c.name for c in chosen], "status": "started", "phases": phases,
                 "options": {"gitPull": git_pull, "runUpdateCmd": False}}, "index", work)
 
@@ -4956,16 +4967,133 @@ def drop_orphan_mirrors(db: sqlite3.Connection, ids: list[int]):
 # ==== Models: cards, ONNX sessions, vectors of texts ==================================================================
 
 EMBED_COMMIT_CHUNKS, EMBED_COMMIT_S = 64, 2.0
-EMBED_AT_ONCE = 32       # chunks handed to the workers together
+EMBED_AT_ONCE = 32       # chunks handed to the workers, or sent to a server, together
+EMBED_REFUSED = 20       # texts that a server refuses in a row before embedding ends: it is not the texts then
+ROLES = ("embed", "rerank", "expand", "gen", "judge")
+ENDPOINT = lazy_re(r"https?://(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:\d+)?(/[^\s?#@]*)?#\S+")
+SCHEME = lazy_re(r"(?!file:)[A-Za-z][\w+.-]+:")       # one letter and a colon is a drive
 
 
 class Card(NamedTuple):
-    "A model folder's card.json; `fingerprint` names every vector made with it, the chunk rules and the formatting."
+    """A model: a folder's card.json, or a server (`data["uri"]`, then no folder is needed and no files are there).
+
+    `fingerprint` names every vector made with it, the chunk rules and the formatting.
+    """
     name: str
     role: str
     folder: str
     data: dict
     fingerprint: str
+
+
+def model_refs(given, where: str, warnings: list[str]) -> dict[str, str]:
+    "The usable references {role: reference} of a preset or a collection's `models`; the others become warnings."
+    refs = {}
+    if given is not None and not isinstance(given, dict):
+        warnings.append(f"{where}: models is a mapping of role to model; it is ignored")
+    for role, ref in given.items() if isinstance(given, dict) else ():
+        if role in ("id", "name") or not ref:
+            continue
+        if role not in ROLES:
+            warnings.append(f"{where}: {role!r} is no role of a model ({', '.join(ROLES)})")
+        elif isinstance(ref, str) and (ENDPOINT.fullmatch(ref) or not SCHEME.match(ref) and not ref.lower().endswith(".gguf")):
+            refs[role] = ref
+        else:
+            shown = re.sub(r"(?i)^(https?:)//(?:[^/?#]*@)?([^/?#]*).*", r"\1//\2/…", clip(str(ref), 80))    # no passwords
+            warnings.append(f"{where}: the {role} model {shown!r} cannot be used here and is left out, so that the shipped one stays; "
+                            "a model is the name of a card, a folder with a card.json, or http(s)://host[:port][/v1]#model")
+    return refs
+
+
+def active_preset(models, warnings: list[str]) -> dict[str, str]:
+    "The active model preset {id, name, role: reference}; what is wrong in index.yml's `models` becomes a warning."
+    if models is not None and not isinstance(models, dict):
+        warnings.append("models is a mapping; it is ignored")
+    models = models if isinstance(models, dict) else {}
+    presets = {"shipped": {"id": "shipped"}}
+    for p in models["presets"] if isinstance(models.get("presets"), list) else ():
+        if isinstance(p, dict) and p.get("id"):
+            presets[str(p["id"])] = p
+        else:
+            warnings.append("models: a preset without an id is ignored")
+    wanted = str(models.get("activePreset") or "shipped")
+    if wanted not in presets:
+        warnings.append(f"models: there is no preset {wanted!r} ({', '.join(presets)}); `shipped` is used")
+        wanted = "shipped"
+    chosen = presets[wanted]
+    return {"id": wanted, "name": str(chosen.get("name") or "")} | model_refs(chosen, f"preset {wanted}", warnings)
+
+
+def model_ref(kb: KB, role: str, collection_name: str | None = None) -> tuple[str, str]:
+    """What index.yml names for a role, and where: (reference, "collection x" or "preset y"); ("", "") for nothing.
+
+    The collection's own model comes before the preset's; expansion falls back to the generation model.
+    """
+    own = kb.config.collections.get(collection_name or "")
+    places = [(own.models, f"collection {own.name}")] if own else []
+    places.append((kb.config.preset, f"preset {kb.config.preset['id']}"))
+    return next(((refs[r], where) for r in (("expand", "gen") if role == "expand" else (role,)) for refs, where in places if r in refs),
+                ("", ""))
+
+
+def collection_model(kb: KB, role: str, collection_name: str | None = None) -> Card | None:
+    """The model of a role for a collection; without one, that of the active preset. None where nothing has the role, which
+    is never so for `embed`. Raises MODEL_NOT_FOUND when it is named and not there, or a file of it is missing or cut short."""
+    return find_card(kb, role, model_ref(kb, role, collection_name)[0])
+
+
+def find_card(kb: KB, role: str, ref: str) -> Card | None:
+    "The model that a reference means, \"\" for the first found of this role, with its files looked at. Raises MODEL_NOT_FOUND."
+    if ENDPOINT.fullmatch(ref):
+        return Card(ref.partition("#")[2], role, "", {"uri": ref, "queryPrefix": "", "documentPrefix": ""}, sha256(ref + CHUNK_RULES))
+    card: Card | None
+    if "/" in ref or os.sep in ref or ref.startswith(("~", ".", "file:")):
+        path = uri_unquote(re.sub("^file:(//)?", "", ref)) or "" if ref.startswith("file:") else os.path.expanduser(ref)
+        card = read_card(folder := os.path.join(os.path.dirname(kb.config_path), path))
+        missing = f"{folder} has no card.json"
+    else:                                   # a server is asked only where index.yml names it
+        card = next((c for c in model_cards(kb) if (c.name == ref if ref else c.role == role and "uri" not in c.data)), None)
+        missing = f"no model named {clip(ref, 80)!r} found" if ref else f"no {role} model found"
+    if card is None:
+        if not ref and role != "embed":
+            return None
+        raise GnoError("MODEL_NOT_FOUND", missing, "put the models folder beside gno.py, or name one in GNO_MODELS")
+    if card.role != role and (card.role, role) != ("gen", "expand"):
+        raise GnoError("MODEL_NOT_FOUND", f"{card.name} is a model for {card.role}, not for {role}", "correct index.yml")
+    for file in card.data.get("files", {}).values():
+        path = os.path.join(card.folder, file["path"])
+        size = os.path.getsize(path) if os.path.isfile(path) else -1
+        if size != file["bytes"]:
+            wrong = "is missing" if size < 0 else f"has {size:,} bytes instead of {file['bytes']:,}"
+            raise GnoError("MODEL_NOT_FOUND", f"{path} {wrong}", "copy the model folder again")
+    return card
+
+
+def embed_groups(kb: KB, names: Iterable[str], failures: list[GnoError] | None = None) -> list[tuple[Card, list[str]]]:
+    """Collections by their embedding model, in the order of the names: [(card, names)].
+
+    Raises MODEL_NOT_FOUND for a model that is not there; with `failures` it is noted, and its collections are left out.
+    """
+    refs: dict[str, list[str]] = {}
+    for name in names:
+        refs.setdefault(model_ref(kb, "embed", name)[0], []).append(name)
+    groups: dict[str, tuple[Card, list[str]]] = {}
+    for ref, members in refs.items():
+        try:
+            card = find_card(kb, "embed", ref)
+        except GnoError as e:
+            if failures is None:
+                raise
+            failures.append(e)
+            continue
+        assert card
+        groups.setdefault(card.fingerprint, (card, []))[1].extend(members)
+    return list(groups.values())
+
+
+def first_card(kb: KB) -> Card:
+    "The embedding model of the first collection. Raises MODEL_NOT_FOUND."
+    return embed_groups(kb, [next(iter(kb.config.collections), "")])[0][0]
 
 
 def model_folders(kb: KB) -> list[str]:
@@ -4986,31 +5114,28 @@ def model_cards(kb: KB) -> list[Card]:
     cards = []
     for place in model_folders(kb):
         folders = [place] + sorted(os.path.join(place, d) for d in (os.listdir(place) if os.path.isdir(place) else ()))
-        for folder in folders:
-            try:
-                with open(os.path.join(folder, "card.json"), "rb") as f:
-                    raw = f.read()
-                data = json.loads(raw)
-                cards.append(Card(data["name"], data["role"], folder, data, sha256(raw + CHUNK_RULES.encode())))
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except (ValueError, KeyError, TypeError) as e:
-                raise GnoError("MODEL_NOT_FOUND", f"{folder}/card.json is no model card: {e}") from None
+        cards += [card for card in map(read_card, folders) if card]
     return cards
 
 
-def model_card(kb: KB, role: str = "embed") -> Card:
-    "The active model of a role. Raises MODEL_NOT_FOUND when none is there or a file of it is missing or cut short."
-    card = next((c for c in model_cards(kb) if c.role == role), None)
-    if card is None:
-        raise GnoError("MODEL_NOT_FOUND", f"no {role} model found", "put the models folder beside gno.py, or name one in GNO_MODELS")
-    for kind, file in card.data["files"].items():
-        path = os.path.join(card.folder, file["path"])
-        size = os.path.getsize(path) if os.path.isfile(path) else -1
-        if size != file["bytes"]:
-            raise GnoError("MODEL_NOT_FOUND", f"{path} {'is missing' if size < 0 else f'has {size:,} bytes instead of ' + format(file['bytes'], ',')}",
-                           "copy the model folder again")
-    return card
+def read_card(folder: str) -> Card | None:
+    "The card of a model folder, None where it has none. Raises MODEL_NOT_FOUND when it is damaged."
+    try:
+        with open(os.path.join(folder, "card.json"), "rb") as f:
+            raw = f.read()
+        data = json.loads(raw)
+        if "uri" in data and not ENDPOINT.fullmatch(data["uri"]):
+            raise ValueError("uri must be http(s)://host[:port][/v1]#model")
+        return Card(data["name"], data["role"], folder, data, sha256(raw + CHUNK_RULES.encode()))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, KeyError, TypeError) as e:
+        raise GnoError("MODEL_NOT_FOUND", f"{folder}/card.json is no model card: {e}") from None
+
+
+def packages_of(cards: list[Card]) -> tuple[str, ...]:
+    "The packages that these embedding models need; a server computes for itself."
+    return ("numpy",) if cards and all("uri" in c.data for c in cards) else ("numpy", "onnxruntime", "tokenizers")
 
 
 def need(*names: str):
@@ -5028,6 +5153,31 @@ def need(*names: str):
     return modules
 
 
+def load_onnx(card: Card):
+    "(session, tokenizer) of a model folder, on one thread, without cutting or padding. Raises MODEL_NOT_FOUND, MISSING_PACKAGE."
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"          # onnxruntime 1.32 would write device ids below HOME and call home
+    ort, tokenizers, _ = need("onnxruntime", "tokenizers", "numpy")
+    from onnxruntime.capi import onnxruntime_pybind11_state as errors
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    files = {kind: os.path.join(card.folder, f["path"]) for kind, f in card.data["files"].items()}
+    try:
+        session = ort.InferenceSession(files["model"], options, providers=["CPUExecutionProvider"])
+    except (errors.Fail, errors.InvalidProtobuf, errors.InvalidGraph, errors.RuntimeException, errors.NotImplemented) as e:
+        raise GnoError("MODEL_NOT_FOUND", f"{files['model']} cannot be loaded: {clip(str(e), 160)}", "copy the model folder again") from None
+    try:
+        with open(files["tokenizer"], encoding="utf-8") as f:
+            json.load(f)                # the library says what is wrong with a broken file only in a bare Exception
+    except ValueError as e:
+        raise GnoError("MODEL_NOT_FOUND", f"{files['tokenizer']} is damaged: {e}", "copy the model folder again") from None
+    tokenizer = tokenizers.Tokenizer.from_file(files["tokenizer"])
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return session, tokenizer
+
+
 class Embedder:
     """A loaded embedding model. One text a run, so that a text's vector never depends on its neighbours.
 
@@ -5036,26 +5186,8 @@ class Embedder:
     """
 
     def __init__(self, card: Card):
-        os.environ["ORT_DISABLE_TELEMETRY"] = "1"          # onnxruntime 1.32 would write device ids below HOME and call home
-        ort, tokenizers, self.np = need("onnxruntime", "tokenizers", "numpy")
-        from onnxruntime.capi import onnxruntime_pybind11_state as errors
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        files = {kind: os.path.join(card.folder, f["path"]) for kind, f in card.data["files"].items()}
-        try:
-            self.session = ort.InferenceSession(files["model"], options, providers=["CPUExecutionProvider"])
-        except (errors.Fail, errors.InvalidProtobuf, errors.InvalidGraph, errors.RuntimeException, errors.NotImplemented) as e:
-            raise GnoError("MODEL_NOT_FOUND", f"{files['model']} cannot be loaded: {clip(str(e), 160)}", "copy the model folder again") from None
-        try:
-            with open(files["tokenizer"], encoding="utf-8") as f:
-                json.load(f)                # the library says what is wrong with a broken file only in a bare Exception
-        except ValueError as e:
-            raise GnoError("MODEL_NOT_FOUND", f"{files['tokenizer']} is damaged: {e}", "copy the model folder again") from None
-        self.tokenizer = tokenizers.Tokenizer.from_file(files["tokenizer"])
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
+        self.session, self.tokenizer = load_onnx(card)
+        self.np, = need("numpy")
         self.first, self.last = (ids := self.tokenizer.encode("").ids)[0], ids[-1]
         self.unknown = self.tokenizer.token_to_id("[UNK]")
         self.card, self.data, self.window = card, card.data, card.data["maxTokens"] - 2
@@ -5085,13 +5217,250 @@ class Embedder:
         return ids.count(self.unknown) / len(ids) if ids else 1.0
 
 
-def embedder(kb: KB) -> Embedder:
-    "The loaded embedding model; loaded once. Raises MODEL_NOT_FOUND or MISSING_PACKAGE."
+class EmbedEndpoint:
+    """An embedding model behind an HTTP server, used like an Embedder. `dims` is that of the stored vectors, else of the
+    first reply; a reply of another length is an error, so that a server whose model was changed cannot spoil the index."""
+
+    def __init__(self, kb: KB, card: Card):
+        self.np, = need("numpy")
+        self.kb, self.card, self.dims, self.refusal = kb, card, 0, ""
+
+    def embed(self, text: str, kind: Literal["query", "doc"] = "doc"):
+        "Unit vector of a text, float32 [dims]. Raises MODEL_NOT_FOUND."
+        vector, = self.embed_many([text], kind=kind)
+        if vector is None:
+            raise GnoError("MODEL_NOT_FOUND", self.refusal, "see the log of the model server")
+        return vector
+
+    def embed_many(self, texts: list[str], progress: Progress | None = None, kind: Literal["query", "doc"] = "doc") -> list:
+        """Unit vectors of at most 32 texts, float32 [dims]; None for a text that the server refuses on its own too.
+        Raises MODEL_NOT_FOUND, CANCELLED."""
+        prefix = self.card.data.get("queryPrefix" if kind == "query" else "documentPrefix") or ""
+        try:
+            reply = ask_endpoint(self.kb, self.card, "/embeddings", {"input": [prefix + text for text in texts]}, progress, refused="RUNTIME")
+        except GnoError as e:
+            if e.code != "RUNTIME":
+                raise
+            self.refusal = e.message
+            return [vector for text in texts for vector in self.embed_many([text], progress, kind)] if len(texts) > 1 else [None]
+        np, bad = self.np, functools.partial(bad_reply, self.card)
+        try:
+            rows = {item.get("index", n): item["embedding"] for n, item in enumerate(reply["data"])}
+            vectors = np.array([rows[n] for n in range(len(texts))], np.float64)
+        except (KeyError, TypeError, AttributeError, ValueError):
+            raise bad(f"did not give one vector for each of {plural(len(texts), 'text')}") from None
+        norms = np.sqrt((vectors * vectors).sum(axis=-1, keepdims=True))
+        if len(rows) != len(texts) or vectors.ndim != 2 or not (np.isfinite(norms) & (norms > 1e-12)).all():
+            raise bad("gave a vector that is none: not a number, all zero, or not asked for")
+        if self.dims not in (0, vectors.shape[1]):
+            raise bad(f"gave vectors of {vectors.shape[1]:,} numbers, those in use have {self.dims:,}",
+                      "if another model runs there now, change the model's name in index.yml and run `gno embed`")
+        self.dims = vectors.shape[1]
+        return list((vectors / norms).astype(np.float32))
+
+    def unknown_share(self, text: str) -> float:
+        "Nothing is known of the server's vocabulary, so no text is held to be foreign to it."
+        return 0.0
+
+
+def load_embedder(kb: KB, card: Card) -> Embedder | EmbedEndpoint:
+    "The embedding model of a card; each is loaded once and stays. Raises MODEL_NOT_FOUND or MISSING_PACKAGE."
     with kb.model_lock:
-        card = model_card(kb, "embed")
-        if kb.models.get("embed") is None or kb.models["embed"].card != card:
-            kb.models["embed"] = Embedder(card)
-        return kb.models["embed"]
+        model = kb.models.get(card.fingerprint)
+        if model is None or model.card != card:
+            model = kb.models[card.fingerprint] = EmbedEndpoint(kb, card) if "uri" in card.data else Embedder(card)
+        if isinstance(model, EmbedEndpoint):
+            row = kb.db.execute("SELECT dims FROM fingerprints WHERE fingerprint = ?", [card.fingerprint]).fetchone()
+            model.dims = row[0] if row else model.dims
+        return model
+
+
+class CrossEncoder:
+    "A loaded ONNX model that scores pairs of texts."
+
+    def __init__(self, card: Card):
+        self.session, self.tokenizer = load_onnx(card)
+        self.np, = need("numpy")
+        self.card, self.inputs = card, [i.name for i in self.session.get_inputs()]
+        labels = card.data.get("labels") or ["relevant"]
+        if not {*self.inputs} <= {"input_ids", "attention_mask", "token_type_ids"} or "relevant" not in labels:
+            raise GnoError("MODEL_NOT_FOUND", f"{card.name} is no cross-encoder: inputs {', '.join(self.inputs)}, labels {', '.join(labels)}",
+                           "a label of the card must be called relevant")
+        self.relevant, self.output = labels.index("relevant"), (card.data.get("outputs") or {}).get("score")
+
+    def score(self, asked: str, passage: str) -> float:
+        "How relevant the passage is to the query, 0..1; the passage is cut at its end to fit, the query at half the window."
+        np, room = self.np, self.card.data["maxTokens"] - self.tokenizer.num_special_tokens_to_add(True)
+        left, right = (self.tokenizer.encode(text, add_special_tokens=False) for text in (asked, passage))
+        left.truncate(room // 2)
+        right.truncate(room - len(left.ids))
+        pair = self.tokenizer.post_process(left, right)
+        given = {"input_ids": pair.ids, "attention_mask": pair.attention_mask, "token_type_ids": pair.type_ids}
+        logits = self.session.run([self.output] if self.output else None, {k: np.array([given[k]], np.int64) for k in self.inputs})[0]
+        logits = logits.reshape(-1).astype(np.float64)
+        if logits.size == 1:                # one logit is that of relevant against not
+            logits, at = np.array([0.0, logits[0]]), 1
+        else:
+            at = self.relevant
+        odds = np.exp(logits - logits.max())
+        return float(odds[at] / odds.sum())
+
+
+def rerank_scores(kb: KB, card: Card, asked: str, passages: list[str]) -> list[float]:
+    """How relevant each passage is to the query, higher is better: 0..1 from an ONNX cross-encoder, a server's own scale.
+
+    Raises MODEL_NOT_FOUND, MISSING_PACKAGE, CANCELLED.
+    """
+    if "uri" in card.data:
+        reply = ask_endpoint(kb, card, "/rerank", {"query": asked, "documents": passages, "top_n": len(passages)}) if passages else []
+        try:                                # text-embeddings-inference answers with the bare list
+            scores = {item["index"]: float(item.get("relevance_score", item.get("score")))
+                      for item in (reply["results"] if isinstance(reply, dict) else reply)}
+            ordered = [scores[n] for n in range(len(passages))]
+        except (KeyError, TypeError, AttributeError, ValueError):
+            ordered = []
+        if len(ordered) != len(passages) or not all(map(math.isfinite, ordered)):
+            raise bad_reply(card, f"did not give one score for each of {plural(len(passages), 'passage')}")
+        return ordered
+    from concurrent.futures import ThreadPoolExecutor
+    with kb.model_lock:
+        model = kb.models.get(card.fingerprint)
+        if model is None or model.card != card:
+            model = kb.models[card.fingerprint] = CrossEncoder(card)
+    with ThreadPoolExecutor(os.cpu_count() or 1) as workers:
+        return list(workers.map(lambda passage: model.score(asked, passage), passages))
+
+
+def generate(kb: KB, card: Card, messages: list[dict], *, max_tokens: int, timeout_s: float, json_schema: dict | None = None) -> str:
+    """What a generation model answers to chat messages [{role, content}], as likely as it can be; with a schema, JSON where
+    the server supports that. Raises MODEL_NOT_FOUND, CANCELLED."""
+    if "uri" not in card.data:
+        raise GnoError("MODEL_NOT_FOUND", f"{card.name} cannot generate text: only servers do", "name one as http(s)://host[:port][/v1]#model")
+    body = {"messages": messages, "max_tokens": max_tokens, "temperature": 0}
+    if json_schema:
+        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": json_schema}}
+    reply = ask_endpoint(kb, card, "/chat/completions", body, timeout_s=timeout_s)
+    try:
+        text = reply["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise bad_reply(card, "gave no text")
+    return text
+
+
+def bad_reply(card: Card, what: str, hint="look at the address and the model's name in index.yml, and at the server's log") -> GnoError:
+    "The error for what a model server should not have done."
+    return GnoError("MODEL_NOT_FOUND", f"{endpoint_name(card.data['uri'])} {what}", hint)
+
+
+def endpoint_name(uri: str) -> str:
+    "`model bge-m3 at gpu:8080`."
+    at, _, model = uri.partition("#")
+    return f"model {clip(model, 80)} at {at.split('/')[2]}"
+
+
+def ask_endpoint(kb: KB, card: Card, route: str, body: dict, progress: Progress | None = None, timeout_s=0.0, refused="MODEL_NOT_FOUND"):
+    """post_json with the model's name and key. The first answer of a server may take the configured loadTimeout (60 s),
+    later ones inferenceTimeout (30 s)."""
+    uri, models = card.data["uri"], kb.config.raw.get("models")
+    key, default_ms = ("inferenceTimeout", 30_000) if kb.models.get(uri) else ("loadTimeout", 60_000)
+    ms = models.get(key) if isinstance(models, dict) else None
+    reply = post_json(uri, route, {"model": uri.partition("#")[2]} | body, key=endpoint_key(uri), progress=progress or kb.progress,
+                      timeout_s=timeout_s or (ms if type(ms) in (int, float) and ms > 0 else default_ms) / 1000, refused=refused)
+    kb.models[uri] = True
+    return reply
+
+
+def key_names(uri: str) -> tuple[str, str]:
+    "The environment variables that may hold a server's API key: GNO_API_KEY_GPU_LAN for the host gpu.lan, GNO_MODEL_API_KEY for all."
+    host = ENDPOINT.fullmatch(uri)[1]
+    return "GNO_API_KEY_" + re.sub("[^A-Z0-9]+", "_", host.upper()).strip("_"), "GNO_MODEL_API_KEY"
+
+
+def endpoint_key(uri: str) -> str:
+    "The API key of a server, from the environment only, \"\" for none. Raises MODEL_NOT_FOUND for one that no header can carry."
+    name = next((name for name in key_names(uri) if os.environ.get(name)), "")
+    key = os.environ.get(name, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise GnoError("MODEL_NOT_FOUND", f"the key in {name} has characters that no key has", f"set {name} again")
+    return key
+
+
+CONNECT_S, TRIES, RETRY_S, RETRY_AFTER_S = 5.0, 3, 0.5, 10      # RETRY_S doubles; a server's Retry-After counts up to 10 s
+REPLY_MAX_BYTES = 64 * MB
+# what servers answer when they cannot take the input (llama.cpp says 500), and when they may in a moment
+REFUSED, BUSY = (400, 413, 422, 424, 500), (429, 502, 503, 504)
+
+
+def post_json(uri: str, route: str, body: dict, *, timeout_s: float, key="", progress: Progress | None = None, refused="MODEL_NOT_FOUND"):
+    """POST to an OpenAI-compatible server -> its JSON. `uri` is http(s)://host[:port][/v1]#model; /v1 is added where it is not.
+
+    `timeout_s` is for each wait for the server. Tried three times where the connection breaks or the server is busy; a
+    server that does not run, or a timeout, is an error at once. Redirects are not followed. Proxies of the environment are
+    for https only, never for this machine. The key is sent as a bearer token and is in no message. Raises MODEL_NOT_FOUND,
+    `refused` where the server cannot take this input, CANCELLED between tries.
+    """
+    from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
+    from urllib.parse import urlsplit
+    at, name = urlsplit(uri), endpoint_name(uri)
+    path, data = at.path.rstrip("/").removesuffix("/v1") + "/v1" + route, json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", "Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    for attempt in range(1, TRIES + 1):
+        if progress and progress.cancelled.is_set():
+            raise GnoError("CANCELLED", "cancelled")
+        code, wait, hint = 0, RETRY_S * 2 ** (attempt - 1), "start the server, or correct the model's address in index.yml"
+        try:
+            host, port = at.hostname or "", at.port or (443 if at.scheme == "https" else 80)
+            proxy = urlsplit(https_proxy(host)) if at.scheme == "https" else None
+            where = (proxy.hostname, proxy.port or 80) if proxy and proxy.hostname else (host, port)
+            link = (HTTPSConnection if at.scheme == "https" else HTTPConnection)(*where, timeout=min(CONNECT_S, timeout_s))
+            try:
+                if where != (host, port):
+                    link.set_tunnel(host, port)
+                link.connect()
+                link.sock.settimeout(timeout_s)
+                link.request("POST", path, data, headers)
+                reply = link.getresponse()
+                code, after, got = reply.status, reply.headers.get("Retry-After", ""), reply.read(REPLY_MAX_BYTES + 1)
+                if reply.length and len(got) <= REPLY_MAX_BYTES:
+                    raise IncompleteRead(got)
+            finally:
+                link.close()
+        except (OSError, HTTPException, ValueError) as e:       # a URL that is none is a ValueError
+            code, again = 0, isinstance(e, (ConnectionError, IncompleteRead)) and not isinstance(e, ConnectionRefusedError)
+            what = f"does not answer within {timeout_s:g} s" if isinstance(e, TimeoutError) else f"cannot be reached: {clip(str(e), 160)}"
+        else:
+            again, wait = code in BUSY, min(int(after), RETRY_AFTER_S) if after.isdecimal() else wait
+            said = "".join(c if c.isprintable() else " " for c in got[:4096].decode("utf-8", "replace"))
+            what = f"answered HTTP {code}: {clip(said.replace(key, '…') if key else said, 160)}"
+            hint = "look at the server's log"
+            if len(got) > REPLY_MAX_BYTES:
+                what, again = f"gave more than {REPLY_MAX_BYTES // MB} MB", False
+            elif 200 <= code < 300:
+                try:
+                    return strict_json(got)
+                except ValueError as e:
+                    what = f"gave no JSON: {e}"
+            elif code in (401, 403):
+                what, hint = f"wants {'another' if key else 'an'} API key (HTTP {code})", f"set {' or '.join(key_names(uri))}"
+            elif 300 <= code < 400 or code == 404:
+                hint = "correct the model's address or name in index.yml; redirects are not followed"
+        if not again or attempt == TRIES:
+            break
+        if progress:
+            progress.cancelled.wait(wait)
+        else:
+            time.sleep(wait)
+    raise GnoError(refused if code in REFUSED else "MODEL_NOT_FOUND", f"{name} {what}", hint)
+
+
+def https_proxy(host: str) -> str:
+    "The proxy that the environment names for https, \"\" for none, for this machine and for hosts it excepts."
+    from urllib.request import getproxies, proxy_bypass
+    if host == "localhost" or host.startswith("127.") or host == "::1" or proxy_bypass(host):
+        return ""
+    return getproxies().get("https", "")
 
 
 def quantise(np, vector) -> tuple[float, bytes]:
@@ -5100,13 +5469,33 @@ def quantise(np, vector) -> tuple[float, bytes]:
     return scale, np.rint(vector / scale).astype(np.int8).tobytes()
 
 
-def fingerprint_id(db: sqlite3.Connection, card: Card, create=False) -> int | None:
-    "The index's number for vectors of this model; None while there are none."
-    row = db.execute("SELECT id FROM fingerprints WHERE fingerprint = ?", [card.fingerprint]).fetchone()
-    if row is None and create:
+def fingerprint_id(db: sqlite3.Connection, card: Card, dims=0) -> int | None:
+    """The index's number for vectors of this model; None while there are none. With `dims` it is made where missing.
+
+    Raises MODEL_NOT_FOUND when vectors of another length are stored.
+    """
+    row = db.execute("SELECT id, dims FROM fingerprints WHERE fingerprint = ?", [card.fingerprint]).fetchone()
+    if row and dims not in (0, row[1]):
+        raise GnoError("MODEL_NOT_FOUND", f"{card.name} gives vectors of {dims:,} numbers, those stored have {row[1]:,}",
+                       "another model needs another name or card")
+    if row is None and dims:
         return db.execute("INSERT INTO fingerprints(fingerprint, model, dims) VALUES (?, ?, ?)",
-                          [card.fingerprint, card.name, card.data["dims"]]).lastrowid
+                          [card.fingerprint, card.name, dims]).lastrowid
     return row[0] if row else None
+
+
+def stored_models(db: sqlite3.Connection, besides: list[int | None]) -> str:
+    "The models of stored vectors, without those numbers: `a (384 dimensions), b (768 dimensions)`."
+    rows = db.execute("""SELECT model, dims FROM fingerprints f WHERE id NOT IN (SELECT value FROM json_each(?) WHERE value)
+                         AND EXISTS (SELECT 1 FROM vectors v WHERE v.fingerprint = f.id) ORDER BY id""", [json.dumps(besides)])
+    return ", ".join(f"{model} ({dims:,} dimensions)" for model, dims in rows)
+
+
+def not_embedded(kb: KB, card: Card) -> str:
+    "Why there is nothing to compare a vector of this model with, and what is stored instead."
+    dims, old = card.data.get("dims"), stored_models(kb.db, [fingerprint_id(kb.db, card)])
+    return "nothing is embedded with the active model yet" + (
+        f": {card.name}{f' ({dims:,} dimensions)' if dims else ''}; the vectors stored are of {old}" if old else "")
 
 
 # chunks of visible documents; %s takes a further condition on d
@@ -5125,40 +5514,63 @@ class EmbedStarted(TypedDict):
 def embed(kb, collection: One = None) -> Job[EmbedStarted]:
     "Make vectors for all chunks that have none yet, as a background job; poll gno_job_status with the jobId."
     chosen = kb.chosen(collection)
-    card = embedder(kb).card
+    cards = [load_embedder(kb, card).card for card, _ in embed_groups(kb, [c.name for c in chosen] or [""])]
 
     def work(kb, progress):
         return embed_pending(kb, chosen, progress)
-    return Job({"status": "started", "model": card.name}, "embed", work)
+    return Job({"status": "started", "model": ", ".join(card.name for card in cards)}, "embed", work)
 
 
 def embed_pending(kb: KB, collections: list[Collection], progress: Progress, batch_lock=False) -> dict:
-    """Embed every visible chunk without a vector of the active model -> {embedded, errors, model, durationMs}.
+    """Embed every visible chunk without a vector of its collection's model -> {embedded, errors, model, durationMs, failed?}.
 
-    Commits every 64 chunks or 2 s: what is done stays done when the process ends. With `batch_lock` (unasked work of a
-    server) the write lock is taken for each batch alone, and the work ends quietly where another process holds it.
+    One model after the other; `failed` says why a model could not be used, which stops none of the others. `errors` counts
+    the texts that a model server refused. With `batch_lock` (unasked work of a server) the write lock is taken for each
+    batch alone, and the work ends quietly where another process holds it.
+    """
+    started, problems = time.monotonic(), []
+    report = {"embedded": 0, "errors": 0, "model": "", "durationMs": 0}
+    groups = embed_groups(kb, [c.name for c in collections], problems)
+    for card, names in groups:
+        try:
+            embed_group(kb, load_embedder(kb, card), names, progress, batch_lock, report)
+        except GnoError as e:
+            if e.code not in ("MODEL_NOT_FOUND", "MISSING_PACKAGE"):
+                raise
+            problems.append(e)
+    report |= {"model": ", ".join(card.name for card, _ in groups), "durationMs": int((time.monotonic() - started) * 1000)}
+    return report | ({"failed": "; ".join(f"{e.code}: {e.message}; {e.hint}" for e in problems)} if problems else {})
+
+
+def embed_group(kb: KB, model: Embedder | EmbedEndpoint, names: list[str], progress: Progress, batch_lock: bool, report: dict):
+    """Embed the chunks of these collections with one model; counts are added to `report`. Raises MODEL_NOT_FOUND, CANCELLED.
+
+    Commits every 64 chunks or 2 s: what is done stays done when the process ends.
     A command embeds on every core, a server in the background on one.
     """
     from concurrent.futures import ThreadPoolExecutor
-    started, model, db = time.monotonic(), embedder(kb), kb.wdb
-    with transaction(db):
-        fp = fingerprint_id(db, model.card, create=True)
-    names = json.dumps([c.name for c in collections])
+    db = kb.wdb
     pending = db.execute(f"""
         SELECT DISTINCT c.input_hash, c.mirror_id, d.title, c.start, c.end FROM {CHUNKS_OF}
         AND NOT EXISTS (SELECT 1 FROM vectors v WHERE v.fingerprint = ? AND v.input_hash = c.input_hash)
-        ORDER BY c.mirror_id, c.seq""", [names, fp]).fetchall()
-    texts, done = chunk_texts(db, pending), 0
+        ORDER BY c.mirror_id, c.seq""", [json.dumps(names), fingerprint_id(db, model.card)]).fetchall()
+    texts, done, refused = chunk_texts(db, pending), 0, 0
     progress.update("embed", 0, len(pending))
     with ThreadPoolExecutor(os.cpu_count() or 1 if kb.mode == "direct-cli" else 1) as workers:
         while True:
             rows, since, more = [], time.monotonic(), True
             while more and len(rows) < EMBED_COMMIT_CHUNKS and time.monotonic() - since < EMBED_COMMIT_S \
-                    and not progress.cancelled.is_set():
+                    and refused < EMBED_REFUSED and not progress.cancelled.is_set():
                 some = dict(islice(texts, EMBED_AT_ONCE))
                 more = bool(some)
-                rows += [(fp, input_hash, *quantise(model.np, vector))
-                         for input_hash, vector in zip(some, workers.map(model.embed, some.values()), strict=True)]
+                vectors = model.embed_many([*some.values()], progress) if more and isinstance(model, EmbedEndpoint) \
+                    else workers.map(model.embed, some.values())
+                for input_hash, vector in zip(some, vectors, strict=True):
+                    refused = refused + 1 if vector is None else 0
+                    if vector is None:
+                        report["errors"] += 1
+                    else:
+                        rows.append((input_hash, *quantise(model.np, vector)))
             if rows:
                 try:
                     lock = kb.lock(0) if batch_lock else None
@@ -5166,15 +5578,18 @@ def embed_pending(kb: KB, collections: list[Collection], progress: Progress, bat
                     break
                 try:
                     with transaction(db):
-                        db.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?, ?)", rows)
+                        fp = fingerprint_id(db, model.card, len(rows[0][2]))
+                        db.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?, ?)", [(fp, *row) for row in rows])
                 finally:
                     if lock:
                         lock.close()
                 done += len(rows)
+                report["embedded"] += len(rows)
             progress.update("embed", done, len(pending))
+            if refused >= EMBED_REFUSED and isinstance(model, EmbedEndpoint):
+                raise GnoError("MODEL_NOT_FOUND", f"{plural(refused, 'text')} refused in a row; {model.refusal}", "see the log of the model server")
             if not more:
                 break
-    return {"embedded": done, "errors": 0, "model": model.card.name, "durationMs": int((time.monotonic() - started) * 1000)}
 
 
 def chunk_texts(db: sqlite3.Connection, pending: list[tuple]) -> Iterator[tuple[bytes, str]]:
@@ -5195,6 +5610,29 @@ def chunk_texts(db: sqlite3.Connection, pending: list[tuple]) -> Iterator[tuple[
                 seen.add(input_hash)
                 yield input_hash, text
                 break
+
+
+def models_text(result, raw) -> str:
+    "One line a role."
+    return "\n".join(f"{m['role']:<7} {m['model'] or '-':<32} {m['from']:<20} {m['detail']}" for m in result["models"])
+
+
+@tool(only="cli", cli="models list", text=models_text, formats=("md",))
+def models_list(kb) -> dict:
+    "List the model of each role, where it comes from, and whether it can be used; no server is asked."
+    rows = []
+    for name, roles in [("", ROLES), *((c.name, tuple(c.models)) for c in kb.config.collections.values())]:
+        for role in roles:
+            ref, origin = model_ref(kb, role, name)
+            try:
+                card = find_card(kb, role, ref)
+                missing = missing_packages(*packages_of([card])) if card else []
+                detail = f"not installed: {', '.join(missing)}" if missing else (card.folder or card.data["uri"]) if card else "none"
+            except GnoError as e:
+                card, missing, detail = None, [], f"{e.message}; {e.hint}"
+            rows.append({"role": role, "model": card.name if card else ref, "from": origin or ("found" if card else "-"),
+                         "usable": bool(card) and not missing, "detail": detail})
+    return {"models": rows}
 
 
 # ==== Keyword search: FTS5, filters, where the match is ===============================================================
@@ -6020,9 +6458,9 @@ def vsearch(kb, query: QueryText, limit: Limit = 5, min_score: MinScore = None, 
     if unready(kb):
         return {"results": [], "meta": {"query": query, "mode": "vector", "totalResults": 0, "vectorsUsed": False, "queryLanguage": "und"}
                 | echoed(kb, bounds, lang, intent, exclude)}
-    model = embedder(kb)
+    model = load_embedder(kb, first_card(kb))
     if not kb.db.execute("SELECT 1 FROM vectors WHERE fingerprint = ? LIMIT 1", [fingerprint_id(kb.db, model.card)]).fetchone():
-        raise GnoError("NOT_FOUND", "Vectors not available: nothing is embedded with the active model yet",
+        raise GnoError("NOT_FOUND", f"Vectors not available: {not_embedded(kb, model.card)}",
                        "run `gno index` (or `gno embed`), or gno_index over MCP")
     near = knn(kb, model.embed(query, "query"), bounds, limit * 3 if recency else limit, excluder(kb, exclude))
     ranked = [(doc, score) for doc, score, _ in near if min_score is None or score >= min_score]
@@ -6053,7 +6491,7 @@ def knn(kb: KB, vector, bounds: Bounds, limit: int, keep=None) -> list[Near]:
     is proposed, so that every engine gives the same hits in the same order.
     """
     np, = need("numpy")
-    fp = fingerprint_id(kb.db, model_card(kb, "embed"))
+    fp = fingerprint_id(kb.db, first_card(kb))
     ask = max(400, 4 * limit)
     while True:
         rows = (propose_sqlite_vec if vec_loaded(kb.db) else propose_numpy)(np, kb.db, vector, fp, bounds, ask)
@@ -6182,13 +6620,14 @@ def vector_leg(kb: KB, text: str, bounds: Bounds, keep, notes: list[str]) -> tup
 
     The model is not even loaded where no vector is stored.
     """
-    stored = fingerprint_id(kb.db, model_card(kb, "embed"))
+    card = first_card(kb)
+    stored = fingerprint_id(kb.db, card)
     if stored is None or not kb.db.execute("SELECT 1 FROM vectors WHERE fingerprint = ? LIMIT 1", [stored]).fetchone():
-        if missing_packages("numpy", "onnxruntime", "tokenizers"):
-            need("numpy", "onnxruntime", "tokenizers")
-        notes.append("keyword search only: nothing is embedded with the active model yet; run `gno index` or gno_index")
+        if missing_packages(*packages_of([card])):
+            need(*packages_of([card]))
+        notes.append(f"keyword search only: {not_embedded(kb, card)}; run `gno index` or gno_index")
         return [], False
-    model = embedder(kb)
+    model = load_embedder(kb, card)
     if model.unknown_share(text) > UNKNOWN_PIECES:
         notes.append("keyword search only: the embedding model does not know this query's language")
         return [], False
@@ -6828,9 +7267,11 @@ def work_text(value: dict) -> str:
     "A sync, embed or index result for people: counts, then what went wrong."
     if "sync" in value:
         failed = [f"not embedded: {value['failed']}"] if "failed" in value else []
-        return "\n".join([work_text(value[k]) for k in ("sync", "embed") if "model" in value.get(k, ()) or k == "sync"] + failed)
+        return "\n".join([work_text(value[k]) for k in ("sync", "embed") if k in value] + failed)
     if "embedded" in value:
-        return f"embedded {plural(value['embedded'], 'chunk')} with {value['model']} in {value['durationMs'] / 1000:.1f} s"
+        failed = f"; {value['errors']:,} refused by the model" if value["errors"] else ""
+        failed += f"\nnot embedded: {value['failed']}" if "failed" in value else ""
+        return f"embedded {plural(value['embedded'], 'chunk')} with {value['model'] or 'no model'} in {value['durationMs'] / 1000:.1f} s{failed}"
     lines = []
     for c in value.get("collections", []):
         parts = [f"{c['files' + k]:,} {label}" for k, label in (
@@ -7447,10 +7888,7 @@ def fill_folders(kb: KB, progress: Progress, vectors: bool):
     try:
         sync_all(kb, list(kb.config.collections.values()), progress)
         if vectors:
-            embed_pending(kb, list(kb.config.collections.values()), progress)
-    except GnoError as e:
-        if e.code not in ("MISSING_PACKAGE", "MODEL_NOT_FOUND"):
-            raise                           # without a model the query says itself that it is keyword search
+            embed_pending(kb, list(kb.config.collections.values()), progress)      # the query itself says what failed here
     finally:
         lock.close()
 
@@ -7571,7 +8009,10 @@ def watch_folders(kb: KB, progress: Progress):
         try:
             sync_all(kb, collections, progress, batch_lock=True)
             ended = time.monotonic()
-            embed_pending(kb, collections, progress, batch_lock=True)
+            problem = embed_pending(kb, collections, progress, batch_lock=True).get("failed", "")
+            if problem and problem not in said:
+                print(f"[MCP] {problem}", file=sys.stderr)
+                said.add(problem)
         except GnoError as e:
             if e.code not in ("LOCKED", "CANCELLED") and e.message not in said:
                 print(f"[MCP] {e.code}: {e.message}", file=sys.stderr)

@@ -330,7 +330,7 @@ def calls(b: Bench):
 
 def embed_query(b: Bench):
     "A query of ten words as a vector, against one run of the model on the same tokens."
-    model, words, times = b.gno.embedder(b.indexed()), " ".join(make_queries(b.files, 1500)).replace('"', "").split(), []
+    model, words, times = b.gno.load_embedder(b.indexed(), b.gno.first_card(b.indexed())), " ".join(make_queries(b.files, 1500)).replace('"', "").split(), []
     for n in range(0, 2000, 10):
         text = " ".join(words[n:n + 10])
         times.append((timed(model.embed, text, "query"), timed(model.run, model.pieces(text))))
@@ -375,7 +375,7 @@ def embed_chunks(b: Bench):
         (folder / f"{n}.md").write_text(" ".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=254)))
     kb, shapes, runs = b.new_kb("letters", folder), [(384, 1152), (384, 384), (384, 1536), (1536, 384)], 120
     b.sync(kb)
-    b.gno.embedder(kb)
+    b.gno.load_embedder(kb, b.gno.first_card(kb))
     products = integer_products(shapes, 256)
 
     def ours():
@@ -396,9 +396,9 @@ def memory(b: Bench):
     "Resident memory of a server before and after it used the model; the vectors are random, one a chunk."
     import numpy as np
     kb, rng, asked = b.indexed(), np.random.default_rng(1), make_queries(b.files, 50)
-    card, db = b.gno.model_card(kb), kb.wdb
+    card, db = b.gno.first_card(kb), kb.wdb
     with b.gno.transaction(db):
-        model = b.gno.fingerprint_id(db, card, create=True)
+        model = b.gno.fingerprint_id(db, card, card.data["dims"])
         chunks = [row[0] for row in db.execute("SELECT DISTINCT input_hash FROM chunks")]
         vectors = ((model, chunk, *b.gno.quantise(np, rng.standard_normal(card.data["dims"], np.float32))) for chunk in chunks)
         db.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?, ?)", vectors)

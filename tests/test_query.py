@@ -103,7 +103,7 @@ def test_score_and_order_are_the_formula(notes_kb, text, words):
         db.execute("INSERT INTO t VALUES (?, ?, ?, ?)", [title, path, body, gno.cjk(title, path, body)])
     match = " OR ".join(f'"{w}"' for w in words)
     raw = dict(db.execute("SELECT path, -bm25(t, 4.0, 1.5, 1.0, 1.0) FROM t WHERE t MATCH ?", [match]).fetchall())
-    wanted = gno.embedder(notes_kb).embed(text, "query").astype(np.float64)
+    wanted = gno.load_embedder(notes_kb, gno.first_card(notes_kb)).embed(text, "query").astype(np.float64)
     cosine: dict[str, float] = {}
     with sqlite3.connect(notes_kb.db_path) as index:
         for path, data in index.execute("""
