@@ -5237,7 +5237,7 @@ class EmbedEndpoint:
         Raises MODEL_NOT_FOUND, CANCELLED."""
         prefix = self.card.data.get("queryPrefix" if kind == "query" else "documentPrefix") or ""
         try:
-            reply = ask_endpoint(self.kb, self.card, "/embeddings", {"input": [prefix + text for text in texts]}, progress, refused="RUNTIME")
+            reply = ask_endpoint(self.kb, self.card, "/embeddings", {"input": [prefix + t for t in texts]}, progress, refused="RUNTIME")
         except GnoError as e:
             if e.code != "RUNTIME":
                 raise
@@ -5284,8 +5284,8 @@ class CrossEncoder:
         self.card, self.inputs = card, [i.name for i in self.session.get_inputs()]
         labels = card.data.get("labels") or ["relevant"]
         if not {*self.inputs} <= {"input_ids", "attention_mask", "token_type_ids"} or "relevant" not in labels:
-            raise GnoError("MODEL_NOT_FOUND", f"{card.name} is no cross-encoder: inputs {', '.join(self.inputs)}, labels {', '.join(labels)}",
-                           "a label of the card must be called relevant")
+            raise GnoError("MODEL_NOT_FOUND", f"{card.name} is no cross-encoder: inputs {', '.join(self.inputs)}; "
+                           f"labels {', '.join(labels)}", "a label of the card must be called relevant")
         self.relevant, self.output = labels.index("relevant"), (card.data.get("outputs") or {}).get("score")
 
     def score(self, asked: str, passage: str) -> float:
@@ -5298,12 +5298,8 @@ class CrossEncoder:
         given = {"input_ids": pair.ids, "attention_mask": pair.attention_mask, "token_type_ids": pair.type_ids}
         logits = self.session.run([self.output] if self.output else None, {k: np.array([given[k]], np.int64) for k in self.inputs})[0]
         logits = logits.reshape(-1).astype(np.float64)
-        if logits.size == 1:                # one logit is that of relevant against not
-            logits, at = np.array([0.0, logits[0]]), 1
-        else:
-            at = self.relevant
-        odds = np.exp(logits - logits.max())
-        return float(odds[at] / odds.sum())
+        others = np.delete(logits, self.relevant) if logits.size > 1 else np.zeros(1)       # one logit: relevant against not
+        return float(1 / (1 + np.exp(np.minimum(others - logits[self.relevant], 700)).sum()))
 
 
 def rerank_scores(kb: KB, card: Card, asked: str, passages: list[str]) -> list[float]:
@@ -5587,7 +5583,7 @@ def embed_group(kb: KB, model: Embedder | EmbedEndpoint, names: list[str], progr
                 report["embedded"] += len(rows)
             progress.update("embed", done, len(pending))
             if refused >= EMBED_REFUSED and isinstance(model, EmbedEndpoint):
-                raise GnoError("MODEL_NOT_FOUND", f"{plural(refused, 'text')} refused in a row; {model.refusal}", "see the log of the model server")
+                raise GnoError("MODEL_NOT_FOUND", f"{plural(refused, 'text')} refused in a row; {model.refusal}", "see the server's log")
             if not more:
                 break
 
@@ -7267,7 +7263,7 @@ def work_text(value: dict) -> str:
     "A sync, embed or index result for people: counts, then what went wrong."
     if "sync" in value:
         failed = [f"not embedded: {value['failed']}"] if "failed" in value else []
-        return "\n".join([work_text(value[k]) for k in ("sync", "embed") if k in value] + failed)
+        return "\n".join([work_text(value[k]) for k in ("sync", "embed") if k == "sync" or value.get(k, {}).get("model")] + failed)
     if "embedded" in value:
         failed = f"; {value['errors']:,} refused by the model" if value["errors"] else ""
         failed += f"\nnot embedded: {value['failed']}" if "failed" in value else ""
