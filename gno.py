@@ -5286,7 +5286,7 @@ class CrossEncoder:
         if not {*self.inputs} <= {"input_ids", "attention_mask", "token_type_ids"} or "relevant" not in labels:
             raise GnoError("MODEL_NOT_FOUND", f"{card.name} is no cross-encoder: inputs {', '.join(self.inputs)}; "
                            f"labels {', '.join(labels)}", "a label of the card must be called relevant")
-        self.relevant, self.output = labels.index("relevant"), (card.data.get("outputs") or {}).get("score")
+        self.labels, self.relevant, self.output = labels, labels.index("relevant"), (card.data.get("outputs") or {}).get("score")
 
     def score(self, asked: str, passage: str) -> float:
         "How relevant the passage is to the query, 0..1; the passage is cut at its end to fit, the query at half the window."
@@ -5298,6 +5298,8 @@ class CrossEncoder:
         given = {"input_ids": pair.ids, "attention_mask": pair.attention_mask, "token_type_ids": pair.type_ids}
         logits = self.session.run([self.output] if self.output else None, {k: np.array([given[k]], np.int64) for k in self.inputs})[0]
         logits = logits.reshape(-1).astype(np.float64)
+        if logits.size != len(self.labels):
+            raise GnoError("MODEL_NOT_FOUND", f"{self.card.name} gives {logits.size} logits", "name each in the card's labels")
         others = np.delete(logits, self.relevant) if logits.size > 1 else np.zeros(1)       # one logit: relevant against not
         return float(1 / (1 + np.exp(np.minimum(others - logits[self.relevant], 700)).sum()))
 

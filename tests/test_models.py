@@ -186,7 +186,8 @@ def test_groups_keep_the_order_of_the_names_and_share_a_model_however_it_is_call
 @pytest.mark.parametrize("ref, said", [
     ("no-such-model", "'no-such-model'"), ("/no/such/folder", "/no/such/folder"), ("file:/no/such", "/no/such"), ("org/repo", "org/repo")])
 def test_a_model_that_is_named_and_not_there_is_an_error_and_other_collections_go_on(kb, tmp_path, ref, said):
-    configure(kb, {"bad": write(tmp_path / "b", {"b.md": "clay"}), "good": write(tmp_path / "g", {"g.md": "kiln"})}, {"bad": {"embed": ref}})
+    configure(kb, {"bad": write(tmp_path / "b", {"b.md": "clay"}), "good": write(tmp_path / "g", {"g.md": "kiln"})},
+            {"bad": {"embed": ref}})
     error = failure(gno.collection_model, kb, "embed", "bad")
     assert error.code == "MODEL_NOT_FOUND" and said in error.message and error.hint
     assert failure(gno.embed_groups, kb, ["good", "bad"]).message == error.message
@@ -209,7 +210,8 @@ def test_a_model_is_for_its_role(kb, tmp_path):
     (preset(embed="file:/models/x.gguf"), "mine", ["x.gguf"]), (preset(embed="ollama:nomic"), "mine", ["ollama:nomic"]),
     (preset(embed="http://gpu.lan:8080/v1"), "mine", ["http://gpu.lan:8080"]), (preset(embed=["x"]), "mine", ["embed"]),
     (preset(embedding="x"), "mine", ["'embedding' is no role"]),
-    ({"presets": [{"name": "x"}, 7, {"id": "y", "embed": "hf:z"}]}, "shipped", ["without an id", "without an id"]), ({"presets": 3}, "shipped", []),
+    ({"presets": [{"name": "x"}, 7, {"id": "y", "embed": "hf:z"}]}, "shipped", ["without an id", "without an id"]),
+    ({"presets": 3}, "shipped", []),
     ([1], "shipped", ["mapping"])])
 def test_what_cannot_be_used_is_a_warning_and_the_shipped_model_stays(kb, tmp_path, models, active, warned):
     configure(kb, {})
@@ -223,7 +225,8 @@ def test_what_cannot_be_used_is_a_warning_and_the_shipped_model_stays(kb, tmp_pa
 
 
 def test_a_collections_unusable_model_is_named_with_it_and_passwords_are_not_shown(kb, tmp_path):
-    configure(kb, {"notes": tmp_path}, {"notes": {"embed": "hf:a/b", "rerank": "http://me:hunter2@h/v1#m", "gen": "https://h/v1?key=hunter2#m"}})
+    configure(kb, {"notes": tmp_path},
+            {"notes": {"embed": "hf:a/b", "rerank": "http://me:hunter2@h/v1#m", "gen": "https://h/v1?key=hunter2#m"}})
     assert [w.partition(":")[0] for w in kb.config.warnings] == ["collection notes"] * 3 and "hunter2" not in str(kb.config.warnings)
     assert gno.collection_model(kb, "embed", "notes").name == SHIPPED
 
@@ -232,7 +235,8 @@ def test_models_list_says_where_each_comes_from(tmp_path, kb):
     configure(kb, {"notes": tmp_path}, {"notes": {"embed": "nowhere"}}, **preset(gen=URI))
     rows = {(m["role"], m["from"]): (m["model"], m["usable"]) for m in run(kb, "models_list")["models"]}
     assert rows == {("embed", "found"): (SHIPPED, True), ("rerank", "-"): ("", False), ("expand", "preset mine"): ("bge-m3", True),
-                    ("gen", "preset mine"): ("bge-m3", True), ("judge", "-"): ("", False), ("embed", "collection notes"): ("nowhere", False)}
+                    ("gen", "preset mine"): ("bge-m3", True), ("judge", "-"): ("", False),
+                    ("embed", "collection notes"): ("nowhere", False)}
     shown = cli(tmp_path / "gno", "models", "list").stdout.decode()
     assert len(shown.splitlines()) == 6 and URI in shown and "no model named 'nowhere' found" in shown
 
@@ -250,7 +254,8 @@ def post(server, body=None, **options):
     return gno.post_json(f"{server.base}#m", "/embeddings", body or {"input": ["kiln"]}, **{"timeout_s": 10} | options)
 
 
-@pytest.mark.parametrize("base, path", [("", "/v1/x"), ("/", "/v1/x"), ("/v1", "/v1/x"), ("/v1/", "/v1/x"), ("/api", "/api/v1/x"), ("/openai/v1", "/openai/v1/x")])
+@pytest.mark.parametrize("base, path",
+        [("", "/v1/x"), ("/", "/v1/x"), ("/v1", "/v1/x"), ("/v1/", "/v1/x"), ("/api", "/api/v1/x"), ("/openai/v1", "/openai/v1/x")])
 def test_v1_is_added_where_it_is_missing(server, base, path):
     gno.post_json(f"{server.base}{base}#org/a:b", "/x", {}, timeout_s=10)
     assert [p for p, *_ in server.asked] == [path]
@@ -270,10 +275,13 @@ def test_a_busy_server_is_asked_again(server, waits, script, slept):
 
 
 @pytest.mark.parametrize("script, said, hint, asked", [
-    ([(503, {}, b"")] * 5, "HTTP 503", "log", 3), ([(429, {}, b"")] * 5, "HTTP 429", "log", 3), ([BREAK] * 5, "cannot be reached", "start", 3),
-    ([(500, {}, b"out of memory")], "HTTP 500: out of memory", "log", 1), ([(404, {}, b'{"error": "no such model"}')], "no such model", "index.yml", 1),
+    ([(503, {}, b"")] * 5, "HTTP 503", "log", 3), ([(429, {}, b"")] * 5, "HTTP 429", "log", 3),
+    ([BREAK] * 5, "cannot be reached", "start", 3),
+    ([(500, {}, b"out of memory")], "HTTP 500: out of memory", "log", 1),
+    ([(404, {}, b'{"error": "no such model"}')], "no such model", "index.yml", 1),
     ([(400, {}, b"a\x1b[31m\nb")], "HTTP 400: a [31m b", "log", 1), ([(401, {}, b"no")], "wants an API key", "GNO_API_KEY_127_0_0_1", 1),
-    ([(200, {}, b"<html>")], "no JSON", "log", 1), ([(200, {}, b"\xff")], "no JSON", "log", 1), ([(200, {}, b'{"a": NaN}')], "no JSON", "log", 1),
+    ([(200, {}, b"<html>")], "no JSON", "log", 1), ([(200, {}, b"\xff")], "no JSON", "log", 1),
+    ([(200, {}, b'{"a": NaN}')], "no JSON", "log", 1),
     ([(200, {}, b"[" * 100_000)], "no JSON", "log", 1), ([(200, {}, b"")], "no JSON", "log", 1), ([(204, {}, b"")], "no JSON", "log", 1)])
 def test_what_a_server_does_wrong_is_one_clear_error(server, waits, script, said, hint, asked):
     server.script = list(script)
@@ -303,7 +311,7 @@ def test_a_huge_reply_is_not_read(server, monkeypatch, waits):
     assert len(post(server)) == 998 and "gave more than" in failure(post, server).message and waits == []
 
 
-@pytest.mark.parametrize("uri", ["http://127.0.0.1:1#m", "http://no-such-host.invalid#m", "http://127.0.0.1:99999#m", "https://127.0.0.1:1#m"])
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:1#m", "http://127.0.0.1:99999#m", "https://127.0.0.1:1#m"])
 def test_a_server_that_is_not_there_is_an_error_at_once(waits, uri):
     error = failure(gno.post_json, uri, "/embeddings", {}, timeout_s=10)
     assert error.code == "MODEL_NOT_FOUND" and "cannot be reached" in error.message and "index.yml" in error.hint and waits == []
@@ -349,7 +357,8 @@ def test_keys_come_from_the_environment(kb, server, monkeypatch, env, sent):
     assert headers.get("Authorization") == sent and body["model"] == "m"
 
 
-@pytest.mark.parametrize("uri, name", [("https://api.example.com/v1#m", "GNO_API_KEY_API_EXAMPLE_COM"), ("http://gpu-1:80#m", "GNO_API_KEY_GPU_1"),
+@pytest.mark.parametrize("uri, name",
+        [("https://api.example.com/v1#m", "GNO_API_KEY_API_EXAMPLE_COM"), ("http://gpu-1:80#m", "GNO_API_KEY_GPU_1"),
                                        ("http://[::1]:80/v1#m", "GNO_API_KEY_1")])
 def test_the_name_of_a_key(uri, name):
     assert gno.key_names(uri) == (name, "GNO_MODEL_API_KEY")
@@ -359,7 +368,8 @@ def test_the_name_of_a_key(uri, name):
 def test_a_key_that_no_header_can_carry_is_an_error_without_it(kb, server, monkeypatch, key):
     monkeypatch.setattr(os, "environ", os.environ | {"GNO_MODEL_API_KEY": key})
     error = failure(ask, kb, server)
-    assert error.code == "MODEL_NOT_FOUND" and "GNO_MODEL_API_KEY" in error.message + error.hint and "hunter" not in error.message + error.hint
+    said = error.message + error.hint
+    assert error.code == "MODEL_NOT_FOUND" and "GNO_MODEL_API_KEY" in said and "hunter" not in said
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 500, 503])
@@ -391,7 +401,8 @@ def test_vectors_come_in_the_order_of_the_texts_and_have_unit_length(kb, server)
     got = model.embed_many(["kiln clay", "kiln", "nothing"])
     by_hand = [[3, 3, 0, 0, 0, 0, 0, 0, .25], [3, 0, 0, 0, 0, 0, 0, 0, .25], [0] * 8 + [.25]]
     for vector, row in zip(got, by_hand, strict=True):
-        assert vector.dtype == np.float32 and vector.tolist() == pytest.approx([x / math.sqrt(sum(y * y for y in row)) for x in row], abs=1e-6)
+        assert vector.dtype == np.float32 and vector.tolist() == pytest.approx([x / math.sqrt(sum(y * y for y in row)) for x in row],
+                abs=1e-6)
     assert model.embed("kiln", "query").tolist() == got[1].tolist() and model.unknown_share("ไทย") == 0.0
     assert server.asked[0][0] == "/v1/embeddings" and server.asked[0][2] == {"model": "m", "input": ["kiln clay", "kiln", "nothing"]}
     assert endpoint(kb, server) is model, "loaded once"
@@ -402,10 +413,13 @@ def embeddings(*rows, **more):
 
 
 @pytest.mark.parametrize("reply, said", [
-    (embeddings([1, 0]), "one vector for each of 2 texts"), (embeddings([1, 0], [0, 1], [1, 1]), "not asked for"), (embeddings([1, 0], [0]), "one vector"),
-    (embeddings([1, 0], [0, 1], index=0), "one vector"), (embeddings([1, 0], [0, 1], index=[0]), "one vector"), (embeddings([0, 0], [0, 1]), "all zero"),
+    (embeddings([1, 0]), "one vector for each of 2 texts"), (embeddings([1, 0], [0, 1], [1, 1]), "not asked for"),
+    (embeddings([1, 0], [0]), "one vector"),
+    (embeddings([1, 0], [0, 1], index=0), "one vector"), (embeddings([1, 0], [0, 1], index=[0]), "one vector"),
+    (embeddings([0, 0], [0, 1]), "all zero"),
     (embeddings([1, 0], [None, 1]), "not a number"), (embeddings(["a", 0], [0, 1]), "one vector"), (embeddings([], []), "is none"),
-    (embeddings(1, 2), "is none"), (embeddings([[1, 0]], [[0, 1]]), "is none"), ((200, {}, {"data": 3}), "one vector"), ((200, {}, []), "one vector"),
+    (embeddings(1, 2), "is none"), (embeddings([[1, 0]], [[0, 1]]), "is none"), ((200, {}, {"data": 3}), "one vector"),
+    ((200, {}, []), "one vector"),
     ((200, {}, None), "one vector"), ((200, {}, b'{"data": [{"embedding": [1e999, 1]}, {"embedding": [1, 1]}]}'), "not a number"),
     (embeddings([1, 0, 0], [0, 1, 0]), "gave vectors of 3 numbers, those in use have 9")])
 def test_replies_that_are_no_vectors_are_refused(kb, server, reply, said):
@@ -578,14 +592,17 @@ def test_an_edited_note_waits_at_once_and_its_old_vector_never_answers(kb, serve
 def test_scores_of_a_server_stand_in_the_order_of_the_passages(kb, server):
     card = gno.find_card(kb, "rerank", f"{server.base}#r")
     assert gno.rerank_scores(kb, card, "q", ["abc", "a", "ab"]) == [0.03, 0.01, 0.02]
-    assert server.asked[0][0] == "/v1/rerank" and server.asked[0][2] == {"model": "r", "query": "q", "documents": ["abc", "a", "ab"], "top_n": 3}
+    assert server.asked[0][0] == "/v1/rerank" and server.asked[0][2] == {"model": "r", "query": "q", "documents": ["abc", "a", "ab"],
+            "top_n": 3}
     server.script = [(200, {}, [{"index": 1, "score": -2.5}, {"index": 0, "score": 4}])]       # text-embeddings-inference
     assert gno.rerank_scores(kb, card, "q", ["a", "b"]) == [4, -2.5]
     assert gno.rerank_scores(kb, card, "q", []) == [] and len(server.asked) == 2
 
 
-@pytest.mark.parametrize("reply", [[], {"results": [{"index": 0, "relevance_score": 1}]}, {"results": [{"index": 0, "score": 1}] * 2}, {}, None, 3,
-                                   [{"index": 0, "score": 1}, {"index": 1}], [{"index": 0, "score": 1}, {"index": 1, "score": "x"}], ["a", "b"]])
+@pytest.mark.parametrize("reply",
+        [[], {"results": [{"index": 0, "relevance_score": 1}]}, {"results": [{"index": 0, "score": 1}] * 2}, {}, None, 3,
+                                   [{"index": 0, "score": 1}, {"index": 1}], [{"index": 0, "score": 1}, {"index": 1, "score": "x"}],
+                                           ["a", "b"]])
 def test_replies_that_are_no_scores_are_refused(kb, server, reply):
     server.script = [(200, {}, reply)]
     error = failure(gno.rerank_scores, kb, gno.find_card(kb, "rerank", f"{server.base}#r"), "q", ["a", "b"])
@@ -635,7 +652,8 @@ def cross_encoder(folder: Path, types=True, labels=None, window=16, extra: str =
         field(12, value_info("both" if labels else "sum", 1))
     tokenizer = Tokenizer(models.WordLevel(VOCABULARY, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2)) if processor == "bert" else processors.TemplateProcessing(
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3),
+            ("[CLS]", 2)) if processor == "bert" else processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
     tokenizer.enable_truncation(4)             # published tokenizers often come set to cut and pad
     tokenizer.enable_padding(length=12)
@@ -677,7 +695,8 @@ def test_a_cross_encoder_is_given_only_what_it_asks_for_and_labels_are_read_from
     assert gno.rerank_scores(kb, card, "what", ["good"]) == pytest.approx([sigmoid(-2)], abs=1e-6)
 
 
-@pytest.mark.parametrize("options, said", [({"extra": "pixels"}, "pixels"), ({"labels": ["yes", "no"]}, "yes, no")])
+@pytest.mark.parametrize("options, said", [({"extra": "pixels"}, "pixels"), ({"labels": ["yes", "no"]}, "yes, no"),
+                                           ({"labels": ["relevant", "b", "c"]}, "gives 2 logits")])
 def test_a_model_that_is_no_cross_encoder_is_named(kb, tmp_path, options, said):
     error = failure(gno.rerank_scores, kb, gno.find_card(kb, "rerank", str(cross_encoder(tmp_path / "r", **options))), "what", ["good"])
     assert error.code == "MODEL_NOT_FOUND" and "tiny" in error.message and said in error.message
@@ -702,7 +721,8 @@ def test_generate_asks_for_the_likeliest_answer(kb, server):
         "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}})]
 
 
-@pytest.mark.parametrize("reply", [{}, [], {"choices": []}, {"choices": [{"message": {"content": None}}]}, {"choices": [{"text": "x"}]}, None])
+@pytest.mark.parametrize("reply",
+        [{}, [], {"choices": []}, {"choices": [{"message": {"content": None}}]}, {"choices": [{"text": "x"}]}, None])
 def test_replies_without_text_are_refused(kb, server, reply):
     server.script = [(200, {}, reply)]
     error = failure(gno.generate, kb, gno.find_card(kb, "gen", f"{server.base}#g"), [], max_tokens=7, timeout_s=5)
