@@ -253,6 +253,19 @@ class Bench:
             self.sync(self.kb)
         return self.kb
 
+    def embedded(self):
+        "The large index with a random vector for each chunk."
+        import numpy as np
+        kb, rng = self.indexed(), np.random.default_rng(1)
+        card, db = self.gno.find_card(kb, "embed", ""), kb.wdb
+        if not self.gno.embedded(db, card):
+            with self.gno.transaction(db):
+                model = self.gno.fingerprint_id(db, card, card.data["dims"])
+                chunks = [row[0] for row in db.execute("SELECT DISTINCT input_hash FROM chunks")]
+                vectors = ((model, chunk, *self.gno.quantise(np, rng.standard_normal(card.data["dims"], np.float32))) for chunk in chunks)
+                db.executemany("INSERT INTO vectors VALUES (?, ?, ?, ?)", vectors)
+        return kb
+
 
 # ---- the rows ---------------------------------------------------------------------------------
 
@@ -330,12 +343,83 @@ def calls(b: Bench):
 
 def embed_query(b: Bench):
     "A query of ten words as a vector, against one run of the model on the same tokens."
-    model, words, times = b.gno.load_embedder(b.indexed(), b.gno.first_card(b.indexed())), " ".join(make_queries(b.files, 1500)).replace('"', "").split(), []
+    model, words, times = b.gno.load_embedder(b.indexed(), b.gno.find_card(b.indexed(), "embed", "")), " ".join(make_queries(b.files, 1500)).replace('"', "").split(), []
     for n in range(0, 2000, 10):
         text = " ".join(words[n:n + 10])
         times.append((timed(model.embed, text, "query"), timed(model.run, model.pieces(text))))
     own, base = (median(t) for t in zip(*times[20:], strict=True))
     b.row("embed query", f"{own * 1e3:.2f} ms", f"{base * 1e3:.2f} ms", own / base, "<= 1.2x")
+
+
+def rerank(b: Bench):
+    "The reranker on 20 candidates of a chunk's length, against embedding the same texts on as many threads."
+    kb = b.indexed()
+    model, times, cores = b.gno.load_embedder(kb, gno.find_card(kb, "embed", "")), [], os.cpu_count()
+    texts = [row[0] for row in kb.db.execute("SELECT substr(m.body, 1 + c.start, c.end - c.start) FROM chunks c JOIN mirrors m ON m.id = c.mirror_id "
+                                             "WHERE c.end - c.start > 300 LIMIT 400")]
+    with ThreadPoolExecutor(cores) as pool:
+        for n, query in enumerate(make_queries(b.files, len(texts) // 20)):
+            some = texts[20 * n:20 * n + 20]
+            times.append((timed(b.gno.late_interaction, kb, query, None, some), timed(lambda some: list(pool.map(model.embed, some)), some)))
+    own, base = (median(t) for t in zip(*times[2:], strict=True))
+    b.row("rerank 20", f"{own * 1e3:.0f} ms", f"{base * 1e3:.0f} ms", own / base, "<= 1.2x")
+
+
+def scan(b: Bench):
+    "The vector scan of a warm server with its exact scores, against one float32 product of the same shape on one thread; recall of the ten best."
+    import numpy as np
+    try:
+        from threadpoolctl import threadpool_limits
+        threadpool_limits(1)
+    except ImportError:
+        pass                                # a matrix times a vector keeps to one thread mostly
+    kb, gno, rng = b.indexed(), b.gno, np.random.default_rng(2)
+    card = gno.find_card(kb, "embed", "")
+    seeds = rng.normal(size=(2000, card.data["dims"])).astype(np.float32)
+    seeds /= np.linalg.norm(seeds, axis=1, keepdims=True)
+    queries = [seeds[n] + rng.normal(0, 0.03, seeds.shape[1]).astype(np.float32) for n in range(40)]
+    fp, bounds = gno.fingerprint_id(kb.wdb, card, card.data["dims"]), gno.where_sql(kb, gno.Where())
+    for number, bound in ((100_000, "<= 1x"), (1_000_000, "<= 0.7x")):
+        vectors = np.empty((number, seeds.shape[1]), np.float32)
+        for at in range(0, number, 10_000):     # topics mixed in pairs, and noise
+            one, two = rng.integers(0, len(seeds), (2, 10_000))
+            part = seeds[one] + rng.random((10_000, 1), np.float32) * seeds[two] + rng.normal(0, 0.02, (10_000, seeds.shape[1])).astype(np.float32)
+            vectors[at:at + 10_000] = part / np.linalg.norm(part, axis=1, keepdims=True)
+        rows = ((n, 0, 1, scale, n.to_bytes(32), row) for n, (scale, row) in enumerate(gno.quantise(np, v) for v in vectors))
+        with gno.transaction(kb.wdb):
+            kb.wdb.execute("DELETE FROM vectors")
+            kb.wdb.executemany("INSERT INTO vectors VALUES (?, ?, ?, ?)", ((fp, key, scale, row) for *_, scale, key, row in rows))
+        stored = kb.db.execute("SELECT input_hash, scale, embedding FROM vectors ORDER BY input_hash")
+        matrix = gno.Matrix(kb, ((int.from_bytes(key), 0, 1, scale, key, row) for key, scale, row in stored), kb.get_meta("generation"))
+        matrix.masks[bounds.sql, *bounds.values] = np.ones(number, bool)
+        kb.models["matrix", kb.db_path, fp] = matrix
+
+        def ours(query):
+            rows = gno.propose_matrix(np, kb, query, fp, bounds)(400)
+            return sorted(zip(gno.exact_scores(np, query, [r[3] for r in rows]), (r[0] for r in rows), strict=True), reverse=True)[:10]
+        times = [(timed(ours, q), timed(lambda q: vectors @ q, q)) for q in queries]
+        own, base = (median(t) for t in zip(*times[5:], strict=True))
+        hits = [len({doc for _, doc in ours(q)} & set(np.argpartition(vectors @ -q, 10)[:10].tolist())) / 10 for q in queries]
+        b.row(f"scan {number:,}", f"{own * 1e3:.2f} ms", f"{base * 1e3:.2f} ms", own / base, bound)
+        b.row("  recall@10", f"{sum(hits) / len(hits):.3f}", "", sum(hits) / len(hits), ">= 0.99")
+    kb.models.clear()
+    with gno.transaction(kb.wdb):
+        kb.wdb.execute("DELETE FROM vectors")
+
+
+def query(b: Bench):
+    "gno_query without rerank in a server, against its parts: query embedding, vector scan, keyword ranking."
+    kb, gno, times = b.embedded(), b.gno, []
+    kb.mode, model, bounds = "stdio", gno.load_embedder(kb, gno.find_card(kb, "embed", "")), gno.where_sql(kb, gno.Where())
+
+    def parts(text):
+        gno.knn(kb, model.card, model.embed(text, "query"), bounds, 100)
+        gno.bm25(kb, gno.match_any(gno.parse_query(text)), bounds, 100)
+    for text in make_queries(b.files, 120):
+        times.append((timed(gno.call, kb, "query", {"query": text, "rerank": False}), timed(parts, text)))
+    own, base = (median(t) for t in zip(*times[20:], strict=True))
+    b.row("query, no rerank", f"{own * 1e3:.1f} ms", f"{base * 1e3:.1f} ms", own / base, "<= 1.3x")
+    kb.mode = "direct-cli"
 
 
 def integer_products(shapes: list[tuple[int, int]], rows: int):
@@ -375,7 +459,7 @@ def embed_chunks(b: Bench):
         (folder / f"{n}.md").write_text(" ".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=254)))
     kb, shapes, runs = b.new_kb("letters", folder), [(384, 1152), (384, 384), (384, 1536), (1536, 384)], 120
     b.sync(kb)
-    b.gno.load_embedder(kb, b.gno.first_card(kb))
+    b.gno.load_embedder(kb, b.gno.find_card(kb, "embed", ""))
     products = integer_products(shapes, 256)
 
     def ours():
@@ -394,17 +478,11 @@ def embed_chunks(b: Bench):
 
 def memory(b: Bench):
     "Resident memory of a server before and after it used the model; the vectors are random, one a chunk."
-    import numpy as np
-    kb, rng, asked = b.indexed(), np.random.default_rng(1), make_queries(b.files, 50)
-    card, db = b.gno.first_card(kb), kb.wdb
-    with b.gno.transaction(db):
-        model = b.gno.fingerprint_id(db, card, card.data["dims"])
-        chunks = [row[0] for row in db.execute("SELECT DISTINCT input_hash FROM chunks")]
-        vectors = ((model, chunk, *b.gno.quantise(np, rng.standard_normal(card.data["dims"], np.float32))) for chunk in chunks)
-        db.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?, ?)", vectors)
+    b.embedded()
+    asked, chunks = make_queries(b.files, 50), b.kb.db.execute("SELECT count(*) FROM vectors").fetchone()[0]
     with Loop(b, GNO, "mcp") as server:
         for tool, name, size, bound in (("gno_search", "without", f"{len(b.files):,} notes", "<= 60 MB"),
-                                        ("gno_vsearch", "with", f"{len(chunks):,} vectors", "<= 220 MB")):
+                                        ("gno_vsearch", "with", f"{chunks:,} vectors", "<= 220 MB")):
             for query in asked:
                 server.call(tool, query=query)
             used = server.resident_mb()
@@ -412,7 +490,8 @@ def memory(b: Bench):
 
 
 ROWS = {"cold-1k": lambda b: cold(b, b.some, 5), "cold": lambda b: cold(b, b.notes, 3), "unchanged": unchanged, "changed": changed,
-        "start": start, "calls": calls, "embed-query": embed_query, "embed-chunks": embed_chunks, "memory": memory}
+        "start": start, "calls": calls, "embed-query": embed_query, "embed-chunks": embed_chunks, "rerank": rerank, "scan": scan,
+        "query": query, "memory": memory}
 
 
 def main():
