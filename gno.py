@@ -379,6 +379,8 @@ def coerce(tp, value, text: bool, where: str, arg: Arg | None = None):
                 raise wrong(where, value, "valid JSON") from None
         elif text and origin in (list, tuple):
             value = [v.strip() for v in value.split(",") if v.strip()]
+        elif text and is_shape(tp) and ":" in value:        # a record as its first two fields, such as term:jwt
+            value = dict(zip(map(camel, hints_of(tp)), value.split(":", 1)))
     if origin in (list, tuple) and isinstance(value, (list, tuple)):
         result = origin(coerce(args[0], v, text, f"{where}[{i}]") for i, v in enumerate(value))
     elif origin is Literal:
@@ -661,6 +663,7 @@ class transaction:
     def __enter__(self):
         try:
             self.db.execute("BEGIN IMMEDIATE")
+            self.before = self.db.total_changes
         except sqlite3.OperationalError as e:
             if "locked" not in str(e):
                 raise
@@ -668,6 +671,8 @@ class transaction:
 
     def __exit__(self, kind, *_):
         if self.db.in_transaction:
+            if kind is None and self.db.total_changes > self.before:       # what others keep of the index in memory is old now
+                self.db.execute("INSERT INTO meta VALUES ('generation', 1) ON CONFLICT(key) DO UPDATE SET value = value + 1")
             self.db.execute("COMMIT" if kind is None else "ROLLBACK")
 
 
@@ -5091,11 +5096,6 @@ def embed_groups(kb: KB, names: Iterable[str], failures: list[GnoError] | None =
     return list(groups.values())
 
 
-def first_card(kb: KB) -> Card:
-    "The embedding model of the first collection. Raises MODEL_NOT_FOUND."
-    return embed_groups(kb, [next(iter(kb.config.collections), "")])[0][0]
-
-
 def model_folders(kb: KB) -> list[str]:
     "Where models are looked for, best first: configured, $GNO_MODELS, beside gno.py, the gno_models package, the cache."
     from importlib.util import find_spec
@@ -5210,6 +5210,21 @@ class Embedder:
             return self.run(ids)
         mean = sum(self.run(ids[i:i + self.window]) for i in range(0, len(ids), self.window))
         return (mean / max(float(self.np.linalg.norm(mean)), 1e-12)).astype(self.np.float32)
+
+    def states(self, text: str):
+        "Token states of a text's word pieces, as many as fit the window, as unit rows: float32 [n, dims]."
+        np = self.np
+        row = np.array([[self.first, *self.pieces(text)[:self.window], self.last]], np.int64)
+        states = self.session.run([self.data["outputs"]["tokens"]], {"input_ids": row, "attention_mask": np.ones_like(row)})[0][0][1:-1]
+        return states / np.maximum(np.sqrt((states * states).sum(axis=1, keepdims=True)), 1e-12)
+
+    def words(self, text: str) -> list[str]:
+        "The lower-case word that each piece of states(text) is a part of."
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        spans: dict[int, tuple[int, int]] = {}
+        for word, (start, end) in zip(encoding.word_ids, encoding.offsets):
+            spans[word] = min(start, spans.get(word, (start, end))[0]), max(end, spans.get(word, (start, end))[1])
+        return [text[slice(*spans[word])].lower() for word in encoding.word_ids[:self.window]]
 
     def unknown_share(self, text: str) -> float:
         "Share of the text's word pieces that the model has never seen."
@@ -5832,10 +5847,16 @@ class Where(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    "A Where made ready: SQL condition on documents d, its values, and what of it is echoed in meta."
+    "A Where made ready: SQL condition on documents d, its values, what of it is echoed in meta, the collections it allows."
     sql: str
     values: list
     echo: dict
+    names: list[str]
+
+    def within(self, names: list[str]) -> Bounds:
+        "The same with only these of its collections."
+        return self if len(names) == len(self.names) else Bounds(self.sql + " AND d.collection IN (SELECT value FROM json_each(?))",
+                                                                 [*self.values, json.dumps(names)], self.echo, names)
 
 
 def where_sql(kb: KB, where: Where, lang: str | None = None) -> Bounds:
@@ -5875,7 +5896,7 @@ def where_sql(kb: KB, where: Where, lang: str | None = None) -> Bounds:
     if lang:
         sql.append("(lower(d.lang) = ? OR substr(lower(d.lang), 1, ?) = ?)")
         values += [lang.lower(), len(lang) + 1, lang.lower() + "-"]
-    return Bounds(" AND ".join(sql), values, echo)
+    return Bounds(" AND ".join(sql), values, echo, names)
 
 
 PERIOD = lazy_re(r"(?:p)?(\d{1,5}) ?(d|w|m|y|days?|weeks?|months?|years?)(?: ago)?")
@@ -5992,6 +6013,7 @@ class SearchMeta(TypedDict):
     vectors_used: NotRequired[bool]
     candidate_limit: NotRequired[int]
     graph_expansion: NotRequired[GraphExpansion]
+    query_modes: NotRequired[ModeCounts]
     query_language: str
     order: NotRequired[Literal["recency"]]
     notes: NotRequired[list[str]]
@@ -6011,6 +6033,14 @@ class Found(TypedDict):
     "Search results and how they were found."
     results: list[Hit]
     meta: SearchMeta
+    explain: NotRequired[Explanation]
+
+
+def explain_lines(result: Found) -> list[str]:
+    "The stages and the contributions to each result, where they were asked for."
+    told = result.get("explain", {"stages": [], "results": []})
+    return (["", ""] if told["stages"] else []) + [f"{s['stage']}: {s['message']}" for s in told["stages"]] + [
+        f"#{r['rank']} {r['docid']} " + " ".join(f"{name} {r[name]:.4f}" for name in r if name not in ("rank", "docid")) for r in told["results"]]
 
 
 def found_text(result, raw) -> str:
@@ -6019,13 +6049,14 @@ def found_text(result, raw) -> str:
     if not hits:
         lines = [f"No results found for \"{meta['query']}\""]
     else:
-        label = {"bm25": "", "vector": " (vector search)", "hybrid": " (hybrid)", "bm25_only": " (BM25 only)"}[meta["mode"]]
-        lines = [f"Found {plural(len(hits), 'result')} for \"{meta['query']}\"{label}", ""]
+        label = {"bm25": "", "vector": "vector search", "hybrid": "hybrid", "bm25_only": "BM25 only"}[meta["mode"]] + "".join(
+            f", {word}" for word in ("expanded", "reranked") if meta.get(word))
+        lines = [f"Found {plural(len(hits), 'result')} for \"{meta['query']}\"{f' ({label})' if label else ''}", ""]
         for n, h in enumerate(hits, 1):
             lines += [f"{n}. {h['docid']} - {h['source']['relPath']} ({h['score']:.2f})", f"   {h['uri']} line {h['line']}  {h['title']}",
                       f"   {clip(h['snippet'], 200)}"]
     lines += [f"\nNote: {note}" for note in meta.get("notes", [])]
-    return "\n".join(lines)
+    return "\n".join(lines + explain_lines(result))
 
 
 QueryText = Annotated[str, Arg("what to look for; taken literally, \"…\" is a phrase, -word excludes", 1, 10000)]
@@ -6063,7 +6094,8 @@ def search(kb, query: QueryText, limit: Limit = 5, min_score: MinScore = None, w
     shown = [(doc, score) for doc, score in shown[:want] if min_score is None or score >= min_score]
     if recency:
         shown = newest_first(kb, shown)
-    hits = to_hits(kb, shown[:limit], typed)
+    spans = chunk_spans(kb, [doc for doc, _ in shown[:limit]], typed, {}, intent) if intent else {}
+    hits = to_hits(kb, shown[:limit], typed, spans, intent)
     meta = {"query": query, "mode": "bm25", "totalResults": len(hits), "queryLanguage": lang or guess_language(query) or "und",
             "relaxed": not full.issuperset(doc for doc, _ in shown[:limit])} | ({"order": "recency"} if recency else {})
     return {"results": hits, "meta": meta | echoed(kb, bounds, lang, intent, exclude)}
@@ -6346,13 +6378,14 @@ def highlighted(kb: KB, doc: int, body: str, match: str) -> str | None:
     return "".join(pieces)
 
 
-def to_hits(kb: KB, ranked: list[tuple[int, float]], typed: Typed, spans: dict[int, tuple[int, int]] | None = None) -> list[Hit]:
+def to_hits(kb: KB, ranked: list[tuple[int, float]], typed: Typed, spans: dict[int, tuple[int, int]] | None = None,
+            intent: str | None = None) -> list[Hit]:
     """What a caller sees of ranked documents: one statement for all rows, the place of the match by the index's own rules.
 
     `spans` gives the chunk {doc_id: (start, end)} that a vector search found; the place lies inside it unless the words
-    stand together elsewhere.
+    stand together elsewhere. With an `intent` it lies there in any case, where the words of both are closest.
     """
-    spans, out = spans or {}, []
+    spans, out, about = spans or {}, [], intent_words(intent)
     rows = {row[0]: row for row in kb.db.execute("""
         SELECT d.id, d.collection, d.path, d.docid, d.title, d.lang, d.content_type, d.categories, d.mime, d.ext, d.size, d.mtime_ns,
                d.document_date, d.source_hash, d.converter, m.hash, m.body
@@ -6366,7 +6399,11 @@ def to_hits(kb: KB, ranked: list[tuple[int, float]], typed: Typed, spans: dict[i
         (_, collection, path, docid, title, lang, kind, categories, mime, ext, size, mtime, date, source_hash, converter, mirror_hash,
          body) = rows[doc]
         marks = find_marks(highlighted(kb, doc, body, match) if match else None, body, typed)
-        if doc in spans:
+        if doc in spans and about:
+            low, high = spans[doc]
+            marks += [Mark(m.start(), m.end(), m[0]) for m in re.finditer(r"\w+", body.lower()) if m[0] in about and low <= m.start() < high]
+            place = best_lines(body, sorted(marks), low, high)
+        elif doc in spans:
             low, high = spans[doc]
             first, last, _ = best_place(marks)
             together = first >= 0 and wanted > 0 and len({m.label for m in marks[first:last]}) == wanted
@@ -6438,7 +6475,8 @@ def list_tags(kb, collection: One = None,
 
 # ==== Vector search: exact cosine over int8 vectors ===================================================================
 
-KNN_BLOCK = 4096         # rows cast to float32 at a time
+KNN_ROWS = 4096          # rows cast to float32 at a time
+MATRIX_BLOCK = 16_384    # vectors in one integer product of a server
 
 
 @tool(schema="search-results", text=found_text, formats=TABLES, title="Semantic search")
@@ -6456,19 +6494,29 @@ def vsearch(kb, query: QueryText, limit: Limit = 5, min_score: MinScore = None, 
     if unready(kb):
         return {"results": [], "meta": {"query": query, "mode": "vector", "totalResults": 0, "vectorsUsed": False, "queryLanguage": "und"}
                 | echoed(kb, bounds, lang, intent, exclude)}
-    model = load_embedder(kb, first_card(kb))
-    if not kb.db.execute("SELECT 1 FROM vectors WHERE fingerprint = ? LIMIT 1", [fingerprint_id(kb.db, model.card)]).fetchone():
-        raise GnoError("NOT_FOUND", f"Vectors not available: {not_embedded(kb, model.card)}",
-                       "run `gno index` (or `gno embed`), or gno_index over MCP")
-    near = knn(kb, model.embed(query, "query"), bounds, limit * 3 if recency else limit, excluder(kb, exclude))
-    ranked = [(doc, score) for doc, score, _ in near if min_score is None or score >= min_score]
+    near, notes = [], []
+    want = limit * 3 if recency else limit
+    pool = max(want, BOOST_POOL) if boosts(kb.config.raw) else want
+    for card, names in embed_groups(kb, bounds.names):
+        if embedded(kb.db, card):
+            vector = load_embedder(kb, card).embed(query, "query")
+            near += knn(kb, card, vector, bounds.within(names), pool, excluder(kb, exclude))
+        else:
+            notes.append(not_embedded(kb, card))
+    if notes and len(notes) == len(embed_groups(kb, bounds.names)):
+        raise GnoError("NOT_FOUND", "Vectors not available: " + "; ".join(notes), "run `gno index` (or `gno embed`), or gno_index over MCP")
+    ranked = boosted(kb, ordered(kb, [(doc, score) for doc, score, _ in near]))[:want]
+    ranked = [(doc, score) for doc, score in ranked if min_score is None or score >= min_score]
     if recency:
         ranked = newest_first(kb, ranked)
     typed = parse_or_nothing(query)
-    hits = to_hits(kb, ranked[:limit], typed, {doc: span for doc, _, span in near})
+    spans = {doc: span for doc, _, span in near}
+    if intent:
+        spans = chunk_spans(kb, [doc for doc, _ in ranked[:limit]], typed, spans, intent)
+    hits = to_hits(kb, ranked[:limit], typed, spans, intent)
     meta = {"query": query, "mode": "vector", "totalResults": len(hits), "vectorsUsed": True,
             "queryLanguage": lang or guess_language(query) or "und"} | ({"order": "recency"} if recency else {})
-    return {"results": hits, "meta": meta | echoed(kb, bounds, lang, intent, exclude)}
+    return {"results": hits, "meta": meta | echoed(kb, bounds, lang, intent, exclude, notes)}
 
 
 def parse_or_nothing(text: str) -> Typed:
@@ -6479,35 +6527,119 @@ def parse_or_nothing(text: str) -> Typed:
         return Typed((), (), ())
 
 
+def embedded(db: sqlite3.Connection, card: Card) -> bool:
+    "Whether any vector of this model is stored."
+    return db.execute("SELECT EXISTS (SELECT 1 FROM vectors WHERE fingerprint = ?)", [fingerprint_id(db, card)]).fetchone()[0] == 1
+
+
+class Similar(TypedDict):
+    "A document like the one asked about."
+    docid: str
+    uri: str
+    title: str
+    score: float
+    collection: str
+    rel_path: str
+    abs_path: str
+
+
+class SimilarMeta(TypedDict):
+    "What was compared, and how."
+    docid: str
+    uri: str
+    title: str
+    total_similar: int
+    total_results: int
+    limit: int
+    threshold: float | None
+    cross_collection: bool
+
+
+class SimilarFound(TypedDict):
+    "Answer of similar."
+    similar: list[Similar]
+    meta: SimilarMeta
+
+
+def similar_text(result, raw) -> str:
+    "`[docid] uri (score)` lines, as the seed's sample begins."
+    rows, meta = result["similar"], result["meta"]
+    if not rows:
+        return f"No similar documents found for {meta['uri']}"
+    return f"Found {plural(len(rows), 'similar document')} for {meta['uri']}:\n\n" + "\n".join(
+        f"  [{r['docid']}] {r['uri']} ({r['score']:.2f})  {r['title']}" for r in rows)
+
+
+@tool(schema="similar", text=similar_text, formats=("md",), title="Similar documents")
+def similar(kb, ref: Annotated[str, Arg("gno:// URI, collection/path or #docid", 1)],
+            limit: Annotated[int, Arg("how many similar documents to return", 1, 50, "-n")] = 5,
+            threshold: Annotated[float | None, Arg("only documents with at least this score", 0, 1)] = None,
+            cross_collection: Annotated[bool, Arg("look in the other collections too")] = False) -> SimilarFound:
+    """Documents whose content is close to a given one, by the mean of its stored vectors. No model is loaded.
+
+    The score is the cosine of that mean and the other document's nearest chunk, 0..1; documents with the very same text are
+    left out. Raises NOT_FOUND (document, no content, not embedded yet), MISSING_PACKAGE.
+    """
+    kb, doc, _, _ = resolve(kb, ref)
+    np, = need("numpy")
+    card = collection_model(kb, "embed", doc.collection)
+    rows = kb.db.execute("SELECT v.embedding FROM " + VECTOR_ROWS + "d.id = ? ORDER BY c.seq", [fingerprint_id(kb.db, card), doc.id]).fetchall()
+    if not rows:
+        raise GnoError("NOT_FOUND", f"{kb.uri(doc.collection, doc.path)} has no stored vectors" if doc.body else
+                       f"{kb.uri(doc.collection, doc.path)} has no text", "run `gno index` (or `gno embed`), or gno_index over MCP" if doc.body else "")
+    parts = np.frombuffer(b"".join(r[0] for r in rows), np.int8).reshape(len(rows), -1).astype(np.float32)
+    mean = (parts / np.maximum(np.sqrt((parts * parts).sum(axis=1, keepdims=True)), 1e-12)).mean(axis=0)
+    bounds = where_sql(kb, Where(None if cross_collection else doc.collection))
+    names = next(names for c, names in embed_groups(kb, bounds.names) if c.fingerprint == card.fingerprint)
+    twins = {r[0] for r in kb.db.execute("SELECT id FROM documents WHERE mirror_id = (SELECT mirror_id FROM documents WHERE id = ?)", [doc.id])}
+    near = knn(kb, card, mean, bounds.within(names), limit, lambda docs: set(docs) - twins)
+    near = [n for n in near if threshold is None or n[1] >= threshold]
+    known = {r[0]: r[1:] for r in kb.db.execute("SELECT id, docid, collection, path, title FROM documents WHERE id IN "
+                                                "(SELECT value FROM json_each(?))", [json.dumps([n[0] for n in near])])}
+    found = [{"docid": docid, "uri": kb.uri(collection, path), "title": title, "score": min(max(score, 0.0), 1.0), "collection": collection, "relPath": path,
+              "absPath": kb.abs_path(collection, path)}
+             for docid, collection, path, title, score in ((*known[d], score) for d, score, _ in near if d in known)]
+    return {"similar": found, "meta": {"docid": doc.docid, "uri": kb.uri(doc.collection, doc.path), "title": doc.title, "totalSimilar": len(found),
+                                       "totalResults": len(found), "limit": limit, "threshold": threshold, "crossCollection": cross_collection}}
+
+
 Near = tuple[int, float, tuple[int, int]]   # doc_id, cosine of its best chunk, that chunk's start and end
+Proposals = list[tuple[int, int, int, bytes]]               # doc_id, start, end and embedding of chunks
 
 
-def knn(kb: KB, vector, bounds: Bounds, limit: int, keep=None) -> list[Near]:
+def knn(kb: KB, card: Card, vector, bounds: Bounds, limit: int, keep=None) -> list[Near]:
     """Best `limit` documents by the exact cosine of their best chunk; ties by collection and path.
 
-    An engine proposes rows after the filters: sqlite-vec where the connection has it, else numpy. One function scores what
-    is proposed, so that every engine gives the same hits in the same order.
+    An engine proposes rows after the filters. One function scores what is proposed, so that every engine gives the same hits
+    in the same order.
     """
     np, = need("numpy")
-    fp = fingerprint_id(kb.db, first_card(kb))
     ask = max(400, 4 * limit)
+    propose = engine(kb)(np, kb, vector, fingerprint_id(kb.db, card), bounds)
     while True:
-        rows = (propose_sqlite_vec if vec_loaded(kb.db) else propose_numpy)(np, kb.db, vector, fp, bounds, ask)
-        best: dict[int, tuple[float, int, int, str, str]] = {}
-        if rows:
-            scores = exact_scores(np, vector, [r[5] for r in rows])
-            for (doc, collection, path, start, end, _), score in zip(rows, scores):
-                if doc not in best or (score, -start) > (best[doc][0], -best[doc][1]):
-                    best[doc] = (score, start, end, collection, path)
+        rows = propose(ask)
+        best: dict[int, tuple[float, int, int]] = {}
+        for (doc, start, end, _), score in zip(rows, exact_scores(np, vector, [r[3] for r in rows])):
+            if doc not in best or (score, -start) > (best[doc][0], -best[doc][1]):
+                best[doc] = (score, start, end)
         left = keep(list(best)) if keep and best else set(best)
         if len(left) >= limit or len(rows) < ask:
-            order = sorted(left, key=lambda d: (-best[d][0], best[d][3], best[d][4]))
-            return [(d, min(max(best[d][0], 0.0), 1.0), best[d][1:3]) for d in order[:limit]]
+            order = ordered(kb, [(doc, best[doc][0]) for doc in left])
+            return [(doc, score, best[doc][1:]) for doc, score in order[:limit]]
         ask *= 2
+
+
+def engine(kb: KB) -> Callable:
+    "What proposes rows here: the matrix in a server's memory; in a command sqlite-vec where it loads, else numpy."
+    if kb.mode != "direct-cli" and not missing_packages("onnxruntime"):
+        return propose_matrix
+    return propose_sqlite_vec if vec_loaded(kb.db) else propose_numpy
 
 
 def exact_scores(np, vector, blobs: list[bytes]) -> list[float]:
     "Cosines of a float32 query with int8 rows in float64, over the rows' own norms, rounded to 6 decimals."
+    if not blobs:
+        return []
     rows = np.frombuffer(b"".join(blobs), np.int8).reshape(len(blobs), -1).astype(np.float64)
     wanted = np.asarray(vector, np.float64)
     norms = np.maximum(np.sqrt((rows * rows).sum(axis=1)), 1e-12) * max(float(np.sqrt((wanted * wanted).sum())), 1e-12)
@@ -6519,24 +6651,143 @@ VECTOR_ROWS = """documents d JOIN chunks c ON c.mirror_id = d.mirror_id AND c.cu
     JOIN vectors v ON v.fingerprint = ? AND v.input_hash = c.input_hash WHERE """
 
 
-def propose_numpy(np, db, vector, fp, bounds: Bounds, ask: int) -> list[tuple]:
-    "The `ask` nearest chunks by numpy: (doc_id, collection, path, start, end, embedding)."
-    rows = db.execute("SELECT d.id, d.collection, d.path, c.start, c.end, v.embedding FROM " + VECTOR_ROWS + bounds.sql,
-                      [fp, *bounds.values]).fetchall()
-    if len(rows) <= ask:
-        return rows
+def propose_numpy(np, kb: KB, vector, fp: int, bounds: Bounds) -> Callable[[int], Proposals]:
+    "A function giving the nearest `ask` chunks, by numpy over all vectors that the filters leave."
+    rows = kb.db.execute("SELECT d.id, c.start, c.end, v.embedding FROM " + VECTOR_ROWS + bounds.sql, [fp, *bounds.values]).fetchall()
     scores = np.empty(len(rows), np.float32)
-    for at in range(0, len(rows), KNN_BLOCK):
-        part = np.frombuffer(b"".join(r[5] for r in rows[at:at + KNN_BLOCK]), np.int8).reshape(-1, len(vector)).astype(np.float32)
+    for at in range(0, len(rows), KNN_ROWS):
+        part = np.frombuffer(b"".join(r[3] for r in rows[at:at + KNN_ROWS]), np.int8).reshape(-1, len(vector)).astype(np.float32)
         scores[at:at + len(part)] = part @ vector / np.maximum(np.sqrt(np.einsum("ij,ij->i", part, part)), 1e-12)
-    return [rows[i] for i in np.argpartition(-scores, ask - 1)[:ask]]
+    return lambda ask: [rows[i] for i in np.argpartition(-scores, ask - 1)[:ask]] if len(rows) > ask else rows
 
 
-def propose_sqlite_vec(np, db, vector, fp, bounds: Bounds, ask: int) -> list[tuple]:
-    "The `ask` nearest chunks by sqlite-vec over the plain table, filters in the same statement."
-    return db.execute("SELECT d.id, d.collection, d.path, c.start, c.end, v.embedding FROM " + VECTOR_ROWS + bounds.sql +
-                      " ORDER BY vec_distance_cosine(vec_int8(v.embedding), vec_int8(?)) LIMIT ?",
-                      [fp, *bounds.values, quantise(np, vector)[1], ask]).fetchall()
+def propose_sqlite_vec(np, kb: KB, vector, fp: int, bounds: Bounds) -> Callable[[int], Proposals]:
+    "A function giving the nearest `ask` chunks, by sqlite-vec over the plain table, filters in the same statement."
+    return lambda ask: kb.db.execute("SELECT d.id, c.start, c.end, v.embedding FROM " + VECTOR_ROWS + bounds.sql +
+                                     " ORDER BY vec_distance_cosine(vec_int8(v.embedding), vec_int8(?)) LIMIT ?",
+                                     [fp, *bounds.values, quantise(np, vector)[1], ask]).fetchall()
+
+
+def propose_matrix(np, kb: KB, vector, fp: int, bounds: Bounds) -> Callable[[int], Proposals]:
+    "A function giving the nearest `ask` chunks, by one scan of the matrix that a server keeps in memory."
+    matrix = Matrix.of(kb, fp)
+    scores = matrix.scores(vector)
+    allowed = matrix.allowed(kb.db, bounds)
+    candidates = None
+    if not allowed.all():
+        candidates = np.flatnonzero(allowed)
+        scores = scores[candidates]
+
+    def propose(ask: int) -> Proposals:
+        top = np.arange(len(scores)) if len(scores) <= ask else np.argpartition(scores, len(scores) - ask)[len(scores) - ask:]
+        return matrix.rows(kb.db, fp, top if candidates is None else candidates[top])
+    return propose
+
+
+class Matrix:
+    """All vectors of one model over the visible chunks in int8, in blocks, as a server keeps them.
+
+    A scan is an integer product with the query in 7 bits, which cannot overflow on any CPU. A block is the constant of a
+    session of its own, so that onnxruntime packs it once for the CPU's integer instructions: five times as fast as handing
+    it over with each run. It holds for one generation of the index, which every writing transaction of any process ends.
+    """
+
+    def __init__(self, kb: KB, rows: Iterable[tuple[int, int, int, float, bytes, bytes]], generation: str | None):
+        self.np, ort = need("numpy", "onnxruntime")
+        np, rows, self.generation, self.masks = self.np, iter(rows), generation, {}
+        graph, options = knn_graph(kb), ort.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        self.blocks, parts = [], [[np.empty(0, kind)] for kind in (np.int64, np.int32, np.int32, np.float32, "S32")]
+        while some := list(islice(rows, MATRIX_BLOCK)):
+            vectors = np.frombuffer(b"".join(r[5] for r in some), np.int8).reshape(len(some), -1)
+            session = ort.InferenceSession(with_vectors(graph, vectors), options, providers=["CPUExecutionProvider"])
+            session._model_bytes = None         # else the wrapper keeps what it was made of
+            self.blocks.append((session, 64 * vectors.sum(axis=1, dtype=np.int32)))
+            for column, part in enumerate(parts):
+                part.append(np.array([r[column] for r in some], part[0].dtype))
+        self.docs, self.starts, self.ends, self.scales, self.keys = map(np.concatenate, parts)
+        give_back_memory()
+
+    @classmethod
+    def of(cls, kb: KB, fp: int) -> Matrix:
+        "The matrix of a model for the index as it is now."
+        with kb.model_lock:
+            kb.db.execute("BEGIN")                          # generation and rows of one moment
+            try:
+                generation = kb.get_meta("generation")
+                key = ("matrix", kb.db_path, fp)
+                if key not in kb.models or kb.models[key].generation != generation:
+                    kb.models.pop(key, None)                # never two in memory
+                    rows = kb.db.execute("SELECT d.id, c.start, c.end, v.scale, v.input_hash, v.embedding FROM " + VECTOR_ROWS +
+                                         "d.active ORDER BY d.id, c.seq", [fp])
+                    kb.models[key] = cls(kb, rows, generation)
+                return kb.models[key]
+            finally:
+                kb.db.execute("COMMIT")
+
+    def scores(self, vector):
+        "Cosines of a query with all rows, up to quantisation and a common factor above 0, float32 [n]."
+        np = self.np
+        wanted = (np.rint(np.asarray(vector) * (63 / max(float(np.abs(vector).max()), 1e-12))) + 64).astype(np.uint8).reshape(1, -1)
+        out, at = np.empty(len(self.docs), np.float32), 0
+        for session, offset in self.blocks:
+            part = slice(at, at := at + len(offset))
+            np.multiply(session.run(None, {"a": wanted})[0][0] - offset, self.scales[part], out=out[part])
+        return out
+
+    def allowed(self, db: sqlite3.Connection, bounds: Bounds):
+        "Which rows the filters leave, bool [n]; kept for the next query with the same ones."
+        key = (bounds.sql, *bounds.values)
+        if key not in self.masks:
+            ids = [r[0] for r in db.execute(f"SELECT d.id FROM documents d WHERE {bounds.sql}", bounds.values)]
+            if len(self.masks) >= 16:
+                self.masks.clear()
+            self.masks[key] = self.np.isin(self.docs, ids)
+        return self.masks[key]
+
+    def rows(self, db: sqlite3.Connection, fp: int, places) -> Proposals:
+        "The rows at these places, with their embeddings from the store."
+        found = []
+        for at in range(0, len(places), 400):
+            some = places[at:at + 400]
+            keys = [key.ljust(32, b"\0") for key in self.keys[some].tolist()]          # numpy drops zeros at the end
+            stored = dict(db.execute("SELECT input_hash, embedding FROM vectors WHERE fingerprint = ? AND input_hash IN "
+                                     f"({','.join('?' * len(keys))})", [fp, *keys]))        # another process may have dropped one
+            found += [(doc, start, end, stored[key]) for doc, start, end, key in zip(
+                self.docs[some].tolist(), self.starts[some].tolist(), self.ends[some].tolist(), keys) if key in stored]
+        return found
+
+
+def with_vectors(graph: bytes, vectors) -> bytes:
+    "The ONNX graph of the scan with int8 vectors [n, dims] as its constant `b` [dims, n]: messages of protobuf join by appending."
+    def varint(n: int) -> bytes:
+        return bytes([n & 0x7F | 0x80]) + varint(n >> 7) if n > 0x7F else bytes([n])
+
+    def message(number: int, data: bytes) -> bytes:
+        return varint(number << 3 | 2) + varint(len(data)) + data
+    dims = b"".join(b"\x08" + varint(n) for n in vectors.T.shape)
+    tensor = dims + b"\x10\x03" + message(8, b"b") + message(9, vectors.T.tobytes())      # TensorProto: dims, INT8, name, raw_data
+    return graph + message(7, message(5, tensor))           # ModelProto.graph.initializer
+
+
+def give_back_memory():
+    "Return freed memory to the system: glibc keeps what loading large models left behind."
+    if sys.platform == "linux":
+        import ctypes
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim:
+            trim(0)
+
+
+def knn_graph(kb: KB) -> bytes:
+    "The graph of the integer product. Raises MODEL_NOT_FOUND."
+    for place in model_folders(kb):
+        try:
+            with open(os.path.join(place, "knn-int8.onnx"), "rb") as f:
+                return f.read()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+    raise GnoError("MODEL_NOT_FOUND", "knn-int8.onnx is in none of the model folders", "put the models folder beside gno.py")
 
 
 def vec_loaded(db: sqlite3.Connection) -> bool:
@@ -6558,102 +6809,264 @@ def vec_loaded(db: sqlite3.Connection) -> bool:
         return False
 
 
-# ==== Hybrid query: keyword and vector rankings fused =================================================================
+# ==== Hybrid query: rankings fused, expanded, reranked and explained ==================================================
 
-# Measured over five public collections (scifact, cranfield, xquad-en, vaswani, cisi): nDCG@10 0.628 against 0.615 for
-# reciprocal ranks. One block, so that a better setting is one edit.
-LEG_DOCS = 100           # documents of each leg
-KEYWORD_SHARE = 0.3      # of bm25 / best bm25; the rest is the cosine
-UNKNOWN_PIECES = 0.2     # above this share of word pieces unknown to the model, the vector leg is left out
+# One block of weights, so that a better setting is one edit. Measured over five public collections (scifact, cranfield,
+# xquad-en, vaswani, cisi) on one half of the queries: nDCG@10 0.628 against 0.615 for reciprocal ranks, reranked 0.639.
+LEG_DOCS = 100           # documents of each ranking
+KEYWORD, VECTOR = 0.3, 0.7                  # weights of bm25 / best bm25 and of the cosine of the query itself
+VARIANT = {"term": 0.075, "intent": 0.175, "hyde": 0.245}   # of each ranking that a query mode or an expansion adds
+GRAPH = 0.2              # of graph neighbours, against 1 for all the others together
+RERANK = 0.5             # of the reranker's score, against 1 - RERANK for the fused one, both scaled to 0..1
+RERANK_S = 10.0          # seconds after which candidates stay as they were fused
+INTENT = 0.5             # of a word of the intent, against 1 for a word of the query
+UNKNOWN_PIECES = 0.2     # above this share of word pieces unknown to the model, the vector ranking is left out
+GRAPH_SEEDS, GRAPH_DOCS = 5, 20
+EDGE_WEIGHT = {"explicit": 1.0, "inferred": 0.65, "ambiguous": 0.35}
+PROSE = 8                # words besides quoted phrases that make a query running text
+MODES_EACH = 5           # entries of one query mode that are used
+
+
+class QueryMode(TypedDict):
+    "One typed retrieval entry."
+    mode: Literal["term", "intent", "hyde"]
+    text: Annotated[str, Arg("", 1)]
+
+
+Leg = tuple[float, list[tuple[int, float]]]                 # weight and ranking with scores in 0..1
+
+
+class Depth(NamedTuple):
+    "How far a hybrid query goes."
+    candidate_limit: Annotated[int | None, Arg("how many candidates reranking may see (default 20, thorough 40)", 1, 100)] = None
+    query_modes: Annotated[list[QueryMode], Arg("typed entries: term adds words, intent a meaning, one hyde a made-up answer", flag="--query-mode")] = ()
+    expand: Annotated[bool, Arg("expand the query with a language model where one is configured")] = False
+    rerank: Annotated[bool, Arg("rerank the best candidates where a reranker is available")] = True
+    graph: Annotated[bool, Arg("add linked documents of the best hits")] = False
+    no_graph: Annotated[bool, Arg("no graph expansion, whatever graph says")] = False
+    fast: Annotated[bool, Arg("skip expansion and reranking")] = False
+    thorough: Annotated[bool, Arg("expand where possible, rerank twice as many candidates")] = False
+
+
+class Plan(NamedTuple):
+    "A query taken apart: its text, what its modes add, and which stages run."
+    text: str
+    modes: tuple[tuple[str, str], ...]
+    expand: bool
+    rerank: bool
+    graph: bool
+    candidate_limit: int
+
+
+def plan_query(text: str, depth: Depth) -> Plan:
+    """Which rankings a query asks for. A document of several lines may hold modes: `term: …`, `intent: …`, `hyde: …`.
+
+    fast wins over thorough. Raises INVALID_INPUT for an empty mode, a second hyde, an unknown prefix, a hyde alone.
+
+    >>> plan_query("auth flow\\nterm: jwt", Depth()).modes
+    (('term', 'jwt'),)
+    """
+    body, modes = [], []
+    lines = [(n, line.strip(), re.match(r"\s*([A-Za-z][\w-]*):(?!//)\s*(.*)", line)) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    structured = "\n" in text and any(m and m[1].lower() in VARIANT for _, _, m in lines)
+    for n, line, m in lines if structured else ():
+        if m and m[1].lower() not in VARIANT:
+            raise GnoError("INVALID_INPUT", f"line {n} of the query: unknown prefix {clip(m[1], 40)!r}", "known prefixes: term, intent, hyde")
+        if m and not m[2].strip():
+            raise GnoError("INVALID_INPUT", f"line {n} of the query: nothing follows {m[1]}:")
+        if m:
+            modes.append((m[1].lower(), m[2].strip()))
+        else:
+            body.append(line)
+    modes += [(m["mode"], m["text"].strip()) for m in depth.query_modes]
+    if not all(has_word(words) for _, words in modes):
+        raise GnoError("INVALID_INPUT", "queryModes: an entry has no letter or digit to search for", "give each entry some text")
+    if sum(mode == "hyde" for mode, _ in modes) > 1:
+        raise GnoError("INVALID_INPUT", "only one hyde entry is allowed", "keep the best hypothetical answer")
+    modes = list(dict.fromkeys(modes))
+    if structured:
+        by_mode = {mode: " ".join(words for kind, words in modes if kind == mode) for mode in ("term", "intent")}
+        text = " ".join(body) or by_mode["term"] or by_mode["intent"]
+        if not text:
+            raise GnoError("INVALID_INPUT", "a query needs more than a hyde passage", "add a line with the question itself")
+    kept = [pair for n, pair in enumerate(modes) if sum(mode == pair[0] for mode, _ in modes[:n]) < MODES_EACH]
+    deep = depth.thorough and not depth.fast
+    return Plan(text, tuple(kept), (depth.expand or deep) and not depth.fast and not modes, (depth.rerank or deep) and not depth.fast,
+                depth.graph and not depth.no_graph and not depth.fast, depth.candidate_limit or (40 if deep else 20))
 
 
 @tool(schema="search-results", text=found_text, formats=TABLES, title="Hybrid search")
 def query(kb, query: QueryText, limit: Limit = 5, min_score: MinScore = None, where: Where = Where(), lang: Lang = None,
-          intent: Intent = None, exclude: Exclude = (),
-          candidate_limit: Annotated[int | None, Arg("how many candidates reranking may see", 1, 100)] = None,
-          expand: Annotated[bool, Arg("expand the query with a language model where one is configured")] = False,
-          rerank: Annotated[bool, Arg("rerank the best candidates where a reranker is available")] = True,
-          graph: Annotated[bool, Arg("add linked documents of the best hits")] = False,
-          no_graph: Annotated[bool, Arg("no graph expansion, whatever graph says")] = False,
-          fast: Annotated[bool, Arg("skip expansion and reranking")] = False,
-          thorough: Annotated[bool, Arg("spend more time on recall")] = False) -> Found:
-    """Hybrid search, the default for questions: keyword and vector retrieval fused. Follow up with gno_get at the hit's line.
+          intent: Intent = None, exclude: Exclude = (), depth: Depth = Depth(),
+          explain: Annotated[bool, Arg("add what each stage did and what each result's score is made of")] = False) -> Found:
+    """Hybrid search, the default for questions: keyword and vector retrieval fused and reranked. Follow up with gno_get at the
+    hit's line.
 
-    Without vectors or a model it answers from keywords alone (meta.mode bm25_only) and meta.notes says why. Raises
-    INVALID_INPUT, NOT_FOUND.
+    Without vectors or a model it answers from keywords alone (meta.mode bm25_only) and meta.notes says why. "Phrases" must
+    occur unless the query is running text of more than 8 other words. Raises INVALID_INPUT, NOT_FOUND.
     """
-    bounds, typed = where_sql(kb, where), parse_query(query)
-    recency, keep, notes = bool(RECENCY.search(query.lower())), excluder(kb, exclude), []
-    near: list[Near] = []
-    try:
-        near, used = vector_leg(kb, query, bounds, keep, notes)
-    except GnoError as e:
-        if e.code not in ("MODEL_NOT_FOUND", "MISSING_PACKAGE"):
-            raise
-        used = False
-        notes.append(f"keyword search only: {e.message}" + (f" ({e.hint})" if e.hint else ""))
-    match = match_any(typed)
-    words = bm25(kb, match, bounds, LEG_DOCS, keep)
-    negated = negated_docs(kb, typed, [doc for doc, *_ in near])
-    near = [n for n in near if n[0] not in negated]
-    fused = fuse(words, [(doc, score) for doc, score, _ in near])
-    order = path_order(kb, [doc for doc, _ in fused])
-    ranked = sorted(fused, key=lambda pair: (-pair[1], order[pair[0]]))
-    ranked = [pair for pair in ranked if min_score is None or round(pair[1], 6) >= min_score]
+    bounds, plan = where_sql(kb, where), plan_query(query, depth)
+    found = hybrid(kb, plan, bounds, intent, excluder(kb, exclude))
+    ranked = [pair for pair in found.ranked if min_score is None or round(pair[1], 6) >= min_score]
+    recency = bool(RECENCY.search(plan.text.lower()))
     if recency:
         ranked = newest_first(kb, ranked[: limit * 3])
-    hits = to_hits(kb, ranked[:limit], typed, {doc: span for doc, _, span in near})
-    off = "graph_disabled" if no_graph or fast or not graph else "graph_unavailable"
-    meta = {"query": query, "mode": "hybrid" if used else "bm25_only", "totalResults": len(hits), "expanded": False, "reranked": False,
-            "vectorsUsed": used, "candidateLimit": candidate_limit or (40 if thorough and not fast else 20),
-            "graphExpansion": {"enabled": False, "seedCount": 0, "candidateCount": 0, "maxCandidates": 20,
-                               "edgeConfidence": {"explicit": 0, "inferred": 0, "ambiguous": 0, "similarity": 0}, "fallbackReasons": [off]},
-            "queryLanguage": lang or guess_language(query) or "und"}
+    docs = [doc for doc, _ in ranked[:limit]]
+    spans = chunk_spans(kb, docs, found.typed, found.spans, intent) if intent and not found.reranked else found.spans
+    hits = to_hits(kb, ranked[:limit], found.typed, spans, intent)
+    meta = {"query": plan.text, "mode": "hybrid" if found.vectors_used else "bm25_only", "totalResults": len(hits),
+            "expanded": bool(found.modes), "reranked": found.reranked, "vectorsUsed": found.vectors_used, "candidateLimit": plan.candidate_limit,
+            "graphExpansion": found.graph, "queryLanguage": lang or guess_language(plan.text) or "und"}
+    meta |= {"queryModes": count_modes(plan.modes)} if plan.modes else {}
     meta |= {"order": "recency"} if recency else {}
-    return {"results": hits, "meta": meta | echoed(kb, bounds, lang, intent, exclude, notes)}
+    result = {"results": hits, "meta": meta | echoed(kb, bounds, lang, intent, exclude, found.notes)}
+    return result | ({"explain": explanation(found, plan, hits, docs, meta["queryLanguage"])} if explain else {})
 
 
-def vector_leg(kb: KB, text: str, bounds: Bounds, keep, notes: list[str]) -> tuple[list[Near], bool]:
-    """The vector ranking of a query and whether it was used; `notes` says why not. Raises MODEL_NOT_FOUND, MISSING_PACKAGE.
+def count_modes(modes: Iterable[tuple[str, str]]) -> ModeCounts:
+    "How many entries of each mode there are."
+    kinds = [mode for mode, _ in modes]
+    return {"term": kinds.count("term"), "intent": kinds.count("intent"), "hyde": "hyde" in kinds}
 
-    The model is not even loaded where no vector is stored.
+
+class Stage(NamedTuple):
+    "What one stage of a query made: its ranking with raw scores, why it did not run if so, and the time it took."
+    ranked: list[tuple[int, float]]
+    skipped: str = ""
+    ms: float = 0.0
+
+
+class Hybrid(NamedTuple):
+    "A hybrid query run: the final ranking, the best chunk of documents where known, and the stages as data."
+    ranked: list[tuple[int, float]]
+    spans: dict[int, tuple[int, int]]
+    typed: Typed
+    stages: dict[str, Stage]                # bm25, vector, fusion, graph, rerank
+    modes: tuple[tuple[str, str], ...]      # given or generated
+    vectors_used: bool
+    reranked: bool
+    graph: GraphExpansion
+    notes: list[str]
+
+
+def hybrid(kb: KB, plan: Plan, bounds: Bounds, intent: str | None = None, keep=None, models=True) -> Hybrid:
+    """Run the plan. What is missing leaves its stage out and a note behind; with `models` off none is loaded.
+
+    Raises INVALID_INPUT for a text without a word.
     """
-    card = first_card(kb)
-    stored = fingerprint_id(kb.db, card)
-    if stored is None or not kb.db.execute("SELECT 1 FROM vectors WHERE fingerprint = ? LIMIT 1", [stored]).fetchone():
-        if missing_packages(*packages_of([card])):
-            need(*packages_of([card]))
-        notes.append(f"keyword search only: {not_embedded(kb, card)}; run `gno index` or gno_index")
-        return [], False
-    model = load_embedder(kb, card)
-    if model.unknown_share(text) > UNKNOWN_PIECES:
-        notes.append("keyword search only: the embedding model does not know this query's language")
-        return [], False
-    return knn(kb, model.embed(text, "query"), bounds, LEG_DOCS, keep), True
+    typed, notes, stages, clock = loosened(parse_query(plan.text)), [], {}, time.perf_counter()
+
+    def stage(name: str, ranked, skipped=""):
+        nonlocal clock
+        before, clock = clock, time.perf_counter()
+        stages[name] = Stage(ranked, skipped, (clock - before) * 1000)
+        if kb.progress:
+            kb.progress.update(name, len(stages), 5)
+    words = bm25(kb, match_any(typed), bounds, LEG_DOCS, keep)
+    stage("bm25", words)
+    modes = plan.modes or (expansion(kb, plan.text, intent, words, notes) if plan.expand and models else ())
+    stage("expansion", [], "" if modes else "not asked for" if not plan.expand else "no model, or a clear best match")
+    legs = [(KEYWORD, best_is_one(words))]
+    terms = [(VARIANT["term"], best_is_one(bm25(kb, match_any(parse_query(text)), bounds, LEG_DOCS, keep))) for mode, text in modes if mode == "term"]
+    rankings, why = [], "models are off"
+    if models:
+        rankings, why = vector_rankings(kb, [(VECTOR, plan.text)] + [(VARIANT[m], t) for m, t in modes if m != "term"], bounds, keep)
+    legs += [(weight, [(doc, min(max(score, 0.0), 1.0)) for doc, score, _ in ranking]) for weight, ranking in rankings]
+    spans = {doc: span for _, ranking in reversed(rankings) for doc, _, span in ranking}
+    near = rankings[0][1] if rankings else []
+    notes += [f"{'some collections by keywords only' if near else 'keyword search only'}: {why}"] if why and models else []
+    stage("vector", [(doc, score) for doc, score, _ in near], why)
+    outside = negated_docs(kb, typed, list({doc for _, leg in legs[1:] + terms for doc, _ in leg}))
+    ranked = ordered(kb, [pair for pair in fuse(legs, terms) if pair[0] not in outside])
+    stage("fusion", ranked)
+    neighbours, graph = graph_leg(kb, plan, ranked, bounds, keep, typed)
+    if neighbours:                          # who only is a neighbour begins at half of what the last match has
+        known = {doc for doc, _ in ranked}
+        ranked += [(doc, ranked[-1][1] / 2) for doc, _ in neighbours if doc not in known]
+        ranked = ordered(kb, fuse([(1.0, ranked)], [(GRAPH, neighbours)]))
+    stage("graph", neighbours, "" if neighbours else ", ".join(graph["fallbackReasons"]))
+    ranked = boosted(kb, ranked)
+    scores, why = {}, "not asked for" if not plan.rerank else "nothing found" if models else "models are off"
+    if plan.rerank and models and ranked:
+        candidates = [doc for doc, _ in ranked[:plan.candidate_limit]]
+        spans |= chunk_spans(kb, candidates, typed, spans, intent)
+        scores, why = rerank_stage(kb, plan, bounds.names, intent, spans, candidates, bool(near))
+        ranked = blend(ranked, scores) if scores else ranked
+        notes += [f"reranking: {why}"] if why and near else []
+    if words and is_identifier(typed) and words[0][0] not in outside:
+        ranked = pinned(ranked, words[0][0])
+    stage("rerank", ranked[:len(scores)], why)
+    return Hybrid(ranked, spans, typed, stages, tuple(modes), bool(near), bool(scores), graph, notes)
 
 
-def fuse(words: list[tuple[int, float]], near: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Fuse raw bm25 and cosine rankings by score: 0.3 * bm25 / best bm25 + 0.7 * cosine, in 0..1, unordered.
+def loosened(typed: Typed) -> Typed:
+    "The typed query with its phrases as ordinary terms where it is running text, whose quotation marks only quote."
+    return Typed(typed.terms + typed.phrases, (), typed.negated) if len(typed.terms) > PROSE else typed
 
-    A document missing from one list gets that list's lowest value. With one list empty the other's order stands.
 
-    >>> fuse([(1, 8.0), (2, 4.0)], [(2, 0.5)])
+def best_is_one(ranked: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    "Raw scores as shares of the best."
+    return [(doc, raw / ranked[0][1]) for doc, raw in ranked]
+
+
+def ordered(kb: KB, ranked: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
+    "Best first; ties by collection and path."
+    ranked = list(ranked)
+    rows = kb.db.execute("SELECT id FROM documents WHERE id IN (SELECT value FROM json_each(?)) ORDER BY collection, path",
+                         [json.dumps([doc for doc, _ in ranked])])
+    place = {row[0]: n for n, row in enumerate(rows)}
+    return sorted((pair for pair in ranked if pair[0] in place), key=lambda pair: (-pair[1], place[pair[0]]))
+
+
+def fuse(legs: list[Leg], extra: list[Leg] = ()) -> list[tuple[int, float]]:
+    """Fuse rankings by score: the weighted mean of each document's scores (0..1), unordered.
+
+    A document missing from one of the legs gets that leg's lowest score, from an extra ranking 0. An empty ranking has no
+    say, so that with one left its order stands.
+
+    >>> fuse([(0.3, [(1, 1.0), (2, 0.5)]), (0.7, [(2, 0.5)])])
     [(1, 0.65), (2, 0.5)]
     """
-    best = words[0][1] if words else 1.0
-    keyword = {doc: raw / best for doc, raw in words}
-    cosine = dict(near)
-    if not near:
-        return list(keyword.items())
-    if not words:
-        return list(cosine.items())
-    low_word, low_cosine = min(keyword.values()), min(cosine.values())
-    return [(doc, round(KEYWORD_SHARE * keyword.get(doc, low_word) + (1 - KEYWORD_SHARE) * cosine.get(doc, low_cosine), 9))
-            for doc in dict.fromkeys([*keyword, *cosine])]
+    said = [(weight, dict(ranked), min(score for _, score in ranked)) for weight, ranked in legs if ranked]
+    said += [(weight, dict(ranked), 0.0) for weight, ranked in extra if ranked]
+    total = sum(weight for weight, _, _ in said)
+    return [(doc, round(sum(weight * scores.get(doc, least) for weight, scores, least in said) / total, 9))
+            for doc in dict.fromkeys(doc for _, scores, _ in said for doc in scores)]
+
+
+def vector_rankings(kb: KB, texts: list[tuple[float, str]], bounds: Bounds, keep
+                    ) -> tuple[list[tuple[float, list[Near]]], str]:
+    """The vector ranking of each (weight, text), and why there is none or not everywhere.
+
+    The model is not even loaded where no vector is stored. Where its tokenizer does not know the first text's language there
+    is no ranking.
+    """
+    rankings, why = [(weight, []) for weight, _ in texts], []
+    try:
+        for card, names in embed_groups(kb, bounds.names):
+            if not embedded(kb.db, card):
+                if missing_packages(*packages_of([card])):
+                    need(*packages_of([card]))
+                why.append(not_embedded(kb, card) + "; run `gno index` or gno_index")
+                continue
+            model = load_embedder(kb, card)
+            if model.unknown_share(texts[0][1]) > UNKNOWN_PIECES:
+                why.append("the embedding model does not know this query's language")
+                continue
+            for (_, text), (_, ranking) in zip(texts, rankings):
+                ranking += knn(kb, card, model.embed(text, "query"), bounds.within(names), LEG_DOCS, keep)
+    except GnoError as e:
+        if e.code not in DEGRADES:
+            raise
+        why.append(e.message + (f" ({e.hint})" if e.hint else ""))
+    return [(weight, sorted(ranking, key=lambda n: -n[1])[:LEG_DOCS]) for weight, ranking in rankings], "; ".join(why)
+
+
+DEGRADES = ("MODEL_NOT_FOUND", "MISSING_PACKAGE", "RUNTIME")            # a model that fails costs its stage, not the query
 
 
 def negated_docs(kb: KB, typed: Typed, docs: list[int]) -> set[int]:
-    "Those of these documents that contain an excluded word or lack a quoted phrase: typed operators hold in both legs."
+    "Those of these documents that contain an excluded word or lack a quoted phrase: typed operators hold in all rankings."
     out: set[int] = set()
     for terms, inside in ((typed.negated, True), (typed.phrases, False)):
         for t in terms if docs else ():
@@ -6663,10 +7076,432 @@ def negated_docs(kb: KB, typed: Typed, docs: list[int]) -> set[int]:
     return out
 
 
-def path_order(kb: KB, docs: list[int]) -> dict[int, int]:
-    "Place of each document in the order of collection and path, which settles ties."
-    rows = kb.db.execute("SELECT id FROM documents WHERE id IN (SELECT value FROM json_each(?)) ORDER BY collection, path", [json.dumps(docs)])
-    return {row[0]: n for n, row in enumerate(rows)}
+def graph_leg(kb: KB, plan: Plan, ranked: list[tuple[int, float]], bounds: Bounds, keep, typed: Typed) -> tuple[list[tuple[int, float]], GraphExpansion]:
+    """The one-hop neighbours of the best documents, within the filters, scored 0..1 by edge and by the seed's rank.
+
+    The second value is what meta.graphExpansion tells, with the reasons why there are none.
+    """
+    most = min(GRAPH_DOCS, plan.candidate_limit)
+    seeds = [doc for doc, _ in ranked[:GRAPH_SEEDS]] if plan.graph else []
+    score: dict[int, float] = {}
+    sure: dict[int, str] = {}
+    for seed, doc, confidence, weight in linked(kb.db, seeds) if seeds else ():
+        if doc not in seeds:
+            score[doc] = score.get(doc, 0) + EDGE_WEIGHT[confidence] * max(1.0, weight) / (seeds.index(seed) + 1)
+            sure[doc] = max(sure.get(doc, confidence), confidence, key=EDGE_WEIGHT.__getitem__)
+    reason = "graph_disabled" if not plan.graph else "graph_no_seed_candidates" if not seeds else "" if score else "graph_empty"
+    inside = {r[0] for r in kb.db.execute(f"SELECT d.id FROM documents d WHERE d.id IN (SELECT value FROM json_each(?)) AND {bounds.sql}",
+                                          [json.dumps(list(score)), *bounds.values])} if score else set()
+    inside -= negated_docs(kb, typed, list(inside))
+    inside = keep(list(inside)) if keep and inside else inside
+    best = ordered(kb, [(doc, score[doc]) for doc in inside])[:most]
+    reason = reason or ("" if best else "graph_no_new_candidates")
+    kinds = [sure[doc] for doc, _ in best]
+    return best_is_one(best), {"enabled": bool(best), "seedCount": len(seeds), "candidateCount": len(best), "maxCandidates": most,
+                               "edgeConfidence": {kind: kinds.count(kind) for kind in ("explicit", "inferred", "ambiguous", "similarity")},
+                               "fallbackReasons": [reason] if reason else []}
+
+
+def intent_words(intent: str | None) -> set[str]:
+    "The content words of an intent."
+    return {t.text for t in parse_or_nothing(intent).terms} if intent else set()
+
+
+def chunk_spans(kb: KB, docs: list[int], typed: Typed, known: dict[int, tuple[int, int]], intent: str | None = None) -> dict[int, tuple[int, int]]:
+    """The best chunk (start, end) of each document: the one a vector search found, else the one with most of the words.
+
+    With an intent all chunks are weighed: 1 for each word of the query in it, INTENT for each of the intent, 0.2 for the
+    chunk that is known already.
+    """
+    asked = [doc for doc in docs if intent or doc not in known]
+    about = intent_words(intent)
+    match, out = " OR ".join(t.match for t in typed.phrases + typed.terms), {doc: known[doc] for doc in docs if doc in known}
+    rows = kb.db.execute("SELECT d.id, c.start, c.end FROM documents d JOIN chunks c ON c.mirror_id = d.mirror_id AND c.cut = d.cut "
+                         "WHERE d.id IN (SELECT value FROM json_each(?)) ORDER BY d.id, c.seq", [json.dumps(asked)]).fetchall()
+    bodies = dict(kb.db.execute("SELECT d.id, m.body FROM documents d JOIN mirrors m ON m.id = d.mirror_id WHERE d.id IN "
+                                "(SELECT value FROM json_each(?))", [json.dumps(asked)]))
+    for doc, body in bodies.items():
+        marks = find_marks(highlighted(kb, doc, body, match) if match else None, body, typed)
+        best = -1.0
+        for start, end in [r[1:] for r in rows if r[0] == doc]:
+            words = len({m.label for m in marks if start <= m.start < end})
+            meant = len(about & set(re.findall(r"\w+", body[start:end].lower()))) if about else 0
+            score = words + INTENT * meant + (0.2 if known.get(doc) == (start, end) else 0)
+            if score > best + 1e-9:
+                best, out[doc] = score, (start, end)
+    return out
+
+
+def rerank_stage(kb: KB, plan: Plan, names: list[str], intent: str | None, spans: dict[int, tuple[int, int]],
+                 candidates: list[int], with_vectors: bool) -> tuple[dict[int, float], str]:
+    """The reranker's score of each candidate's best chunk, and why there is none: {doc: score}, reason.
+
+    A configured cross-encoder or endpoint scores them, else late interaction over the shipped encoder. Equal texts are
+    scored once. What is not scored within RERANK_S seconds stays out.
+    """
+    rows = kb.db.execute("""
+        SELECT d.id, d.title, substr(m.body, 1 + json_extract(j.value, '$[1]'), json_extract(j.value, '$[2]') - json_extract(j.value, '$[1]'))
+        FROM json_each(?) j JOIN documents d ON d.id = json_extract(j.value, '$[0]') JOIN mirrors m ON m.id = d.mirror_id""",
+        [json.dumps([(doc, *spans[doc]) for doc in candidates if doc in spans])]).fetchall()
+    texts = {doc: chunk_input(title, text) for doc, title, text in rows}
+    passages = list(dict.fromkeys(texts[doc] for doc in candidates if doc in texts))
+    try:
+        card = collection_model(kb, "rerank", names[0] if len(names) == 1 else None)
+        if card:
+            asked = f"Intent: {intent}\nQuery: {plan.text}" if intent else plan.text
+            scores = dict(zip(passages, rerank_scores(kb, card, asked, passages)))
+        elif with_vectors:
+            scores = late_interaction(kb, plan.text, intent, passages)
+        else:
+            return {}, "no vectors to go by"
+    except GnoError as e:
+        if e.code not in DEGRADES:
+            raise
+        return {}, e.message
+    scored = {doc: scores[text] for doc, text in texts.items() if text in scores}
+    return scored, "" if len(scored) == len(texts) else f"only {len(scored)} candidates were scored within {RERANK_S:.0f} s"
+
+
+def late_interaction(kb: KB, text: str, intent: str | None, passages: list[str]) -> dict[str, float]:
+    """MaxSim over the shipped encoder's token states (Khattab and Zaharia 2020, ColBERT; untrained here): {passage: score}.
+
+    Every word piece of the query takes its best cosine among the passage's pieces; the mean is weighted by the inverse
+    document frequency of the piece's word. Words of the intent weigh less.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+    card = find_card(kb, "embed", "")
+    if "tokens" not in card.data.get("outputs", {}):
+        raise GnoError("MODEL_NOT_FOUND", f"{card.name} gives no token states to rerank with")
+    model, since = load_embedder(kb, card), time.monotonic()
+    np = model.np
+    parts = [(1.0, text)] + ([(INTENT, intent)] if intent else [])
+    wanted = np.concatenate([model.states(part) for _, part in parts])
+    words = [(weight, word) for weight, part in parts for word in model.words(part)]
+    weights = np.array([weight for weight, _ in words]) * word_weights(kb.db, [word for _, word in words])
+
+    def score(passage):
+        return float((weights * (wanted @ model.states(passage).T).max(axis=1, initial=-1)).sum() / weights.sum())
+    out: dict[str, float] = {}
+    cores = os.cpu_count() or 1
+    with ThreadPoolExecutor(cores) as workers:
+        for at in range(0, len(passages), 2 * cores):
+            if time.monotonic() - since > RERANK_S:
+                break
+            if kb.progress:
+                kb.progress.update("rerank", at, len(passages))
+            some = passages[at:at + 2 * cores]
+            out |= zip(some, workers.map(score, some))
+    return out
+
+
+def word_weights(db: sqlite3.Connection, words: list[str]) -> list[float]:
+    """log(1 + (N - df + 0.5) / (df + 0.5)) of each word over the documents; 0 for English stop words and what is no word.
+
+    All 1 where that leaves nothing.
+    """
+    n, weights = db.execute("SELECT count(*) FROM docs_fts_docsize").fetchone()[0], {}
+    for word in dict.fromkeys(words):
+        match = "" if word in STOP_WORDS else " ".join(t.match for t in parse_or_nothing(word).terms)
+        df = db.execute("SELECT count(*) FROM docs_fts WHERE docs_fts MATCH ?", [match]).fetchone()[0] if match else 0
+        weights[word] = math.log(1 + (n - df + 0.5) / (df + 0.5)) if match else 0.0
+    return [weights[word] for word in words] if any(weights.values()) else [1.0] * len(words)
+
+
+def blend(ranked: list[tuple[int, float]], scores: dict[int, float]) -> list[tuple[int, float]]:
+    """Ranked documents with those that have a reranker's score ordered anew: both scores scaled to 0..1 over them, then
+    (1 - RERANK) * fused + RERANK * reranked.
+
+    That mean is stretched back over the range which the fused scores had, so that a score means the same with and without
+    reranking, and the documents that were not scored follow with theirs.
+
+    >>> blend([(1, 0.9), (2, 0.6), (3, 0.5), (4, 0.4)], {1: 0.2, 2: 0.6, 3: 0.2})
+    [(2, 0.75), (1, 0.7), (3, 0.5), (4, 0.4)]
+    """
+    top = [pair for pair in ranked if pair[0] in scores]
+    low, high = top[-1][1], top[0][1]
+    mean = [(1 - RERANK) * f + RERANK * r for f, r in zip(scaled([s for _, s in top]), scaled([scores[doc] for doc, _ in top]))]
+    new = sorted(zip((doc for doc, _ in top), mean), key=lambda pair: -pair[1])
+    return [(doc, round(low + (high - low) * m, 9)) for doc, m in new] + [pair for pair in ranked if pair[0] not in scores]
+
+
+def scaled(values: list[float]) -> list[float]:
+    "Values moved and stretched to 0..1; all 1 when they are equal."
+    low, high = min(values), max(values)
+    return [(v - low) / (high - low) if high > low else 1.0 for v in values]
+
+
+def is_identifier(typed: Typed) -> bool:
+    "Whether all that is asked for is exact: quoted phrases, or names with digits, underscores, points or symbols in them."
+    return all(t.kind in ("phrase", "symbol") or re.search(r"\d", t.text) for t in typed.terms)
+
+
+def pinned(ranked: list[tuple[int, float]], doc: int) -> list[tuple[int, float]]:
+    "The ranking with this document in first place."
+    return [(doc, ranked[0][1])] + [pair for pair in ranked if pair[0] != doc]
+
+
+def expansion(kb: KB, text: str, intent: str | None, words: list[tuple[int, float]], notes: list[str]) -> tuple[tuple[str, str], ...]:
+    """Modes that a language model adds to a query; none when no model is configured, it fails, or the keyword ranking has a
+    clear winner. Equal questions are asked once.
+    """
+    card = collection_model(kb, "expand")
+    if card is None:
+        notes.append("not expanded: no language model is configured (models: presets: expand or gen in index.yml)")
+        return ()
+    sure = [1 / (1 + math.exp((4.5 - raw) / 2.8)) for _, raw in words[:2]] + [0.0]
+    if not intent and sure[0] >= 0.84 and sure[0] - sure[1] >= 0.14:
+        return ()
+    key = ("expansion", card.fingerprint, text, intent)
+    if key not in kb.models:
+        asked = EXPANSION_PROMPT + (f"\nIntent: {intent}" if intent else "") + f"\nQuery: {text}"
+        try:
+            kb.models[key] = guarded(text, generate(kb, card, [{"role": "user", "content": asked}], max_tokens=400, timeout_s=5, json_schema=EXPANSION_SCHEMA))
+        except GnoError as e:
+            if e.code not in DEGRADES:
+                raise
+            notes.append(f"not expanded: {e.message}")
+            return ()
+    return kb.models[key]
+
+
+EXPANSION_PROMPT = """Write other ways to search a private collection of notes for the query below. Keep its names and numbers as they are, keep
+its language, add nothing that changes its meaning. Answer with JSON only: {"lexicalQueries": [2 or 3 keyword queries],
+"vectorQueries": [2 or 3 rephrased questions], "hyde": "a passage of two sentences that would answer it"}"""
+EXPANSION_SCHEMA = {"type": "object", "required": ["lexicalQueries", "vectorQueries"], "properties": {
+    "lexicalQueries": {"type": "array", "items": {"type": "string"}}, "vectorQueries": {"type": "array", "items": {"type": "string"}},
+    "hyde": {"type": "string"}}}
+
+
+def guarded(text: str, reply: str) -> tuple[tuple[str, str], ...]:
+    """A model's expansion as query modes, cleaned of what strays: what shares no word with the query is dropped.
+
+    The names, numbers and phrases of the query itself come first. Raises RUNTIME when the reply is no such JSON.
+    """
+    try:
+        data = json.loads(reply[reply.index("{"):reply.rindex("}") + 1])
+        found = [("term", t) for t in data.get("lexicalQueries") or []] + [("intent", t) for t in data.get("vectorQueries") or []] \
+            + ([("hyde", data["hyde"])] if data.get("hyde") else [])
+    except (ValueError, AttributeError):
+        raise GnoError("RUNTIME", "the language model's answer is not the JSON asked for") from None
+    typed = parse_query(text)
+    own = {t.text for t in typed.terms + typed.phrases}
+    anchor = " ".join(w for w in re.findall(r'"[^"]+"|\S+', text) if re.search(r'["\d_.#+@/]|[A-Z]', w) and not w.startswith("-"))
+    kept = [("term", anchor)] if has_word(anchor) else []
+    for mode, variant in found:
+        if isinstance(variant, str) and has_word(variant) and fold(variant) != fold(text) and own & {t.text for t in parse_or_nothing(variant).terms}:
+            kept.append((mode, clip(variant, 1000)))
+    return tuple(pair for n, pair in enumerate(kept) if sum(mode == pair[0] for mode, _ in kept[:n]) < MODES_EACH)
+
+
+class ExplainStage(TypedDict):
+    "What one stage did, in words."
+    stage: str
+    message: str
+
+
+class ExplainResult(TypedDict):
+    "What a result's score is made of."
+    rank: int
+    docid: str
+    score: float
+    fusion_score: NotRequired[float]
+    bm25_score: NotRequired[float]
+    vec_score: NotRequired[float]
+    graph_score: NotRequired[float]
+    rerank_score: NotRequired[float]
+
+
+class Explanation(TypedDict):
+    "The stages of a query and the contributions to each result."
+    stages: list[ExplainStage]
+    results: list[ExplainResult]
+
+
+def explanation(found: Hybrid, plan: Plan, hits: list[Hit], docs: list[int], language: str) -> Explanation:
+    "How a query went, from the data it left."
+    says = [("lang", language), ("query_modes", ", ".join(f"{mode}: {clip(text, 60)}" for mode, text in plan.modes) or "none")]
+    for name in ("expansion", "bm25", "vector", "graph", "fusion", "rerank"):
+        s = found.stages[name]
+        made = ", ".join(mode for mode, _ in found.modes) if name == "expansion" else plural(len(s.ranked), "document")
+        says.append((name, f"skipped: {s.skipped}" if s.skipped and not s.ranked else made))
+    says.append(("timings", ", ".join(f"{name} {s.ms:.1f} ms" for name, s in found.stages.items())))
+    says.append(("counters", f"{len(found.ranked)} documents ranked, {len(hits)} shown, candidate limit {plan.candidate_limit}"))
+    scores = {wire: dict(found.stages[name].ranked) for wire, name in (
+        ("fusionScore", "fusion"), ("bm25Score", "bm25"), ("vecScore", "vector"), ("graphScore", "graph"), ("rerankScore", "rerank"))}
+    rows = [{"rank": n, "docid": hit["docid"], "score": hit["score"]} | {wire: round(by_doc[doc], 6) for wire, by_doc in scores.items() if doc in by_doc}
+            for n, (hit, doc) in enumerate(zip(hits, docs), 1)]
+    return {"stages": [{"stage": name, "message": text} for name, text in says], "results": rows}
+
+
+class DiagnosedTarget(TypedDict):
+    "The document asked about, and whether it could be found at all."
+    ref: str
+    status: Literal["not_found", "inactive", "no_indexed_content", "filtered_out", "diagnosed"]
+    docid: str | None
+    uri: str | None
+    title: str | None
+    content_type: str | None
+    content_type_source: str | None
+    categories: list[str]
+    graph_hints: list[str]
+    content_type_rules_fingerprint: str | None
+    content_type_fingerprint_matches: bool | None
+    mirror_hash: str | None
+    chunk_count: int
+    filter_reasons: list[str]
+
+
+class DiagnosedStage(TypedDict):
+    "What one stage made of the target."
+    id: Literal["bm25", "vector", "fusion", "graph", "rerank"]
+    status: Literal["active", "skipped"]
+    source_count: int
+    present: bool
+    rank: int | None
+    score: float | None
+    survived: bool
+    drop_reason: Literal["not_in_candidate_set", "below_cutoff", "skipped"] | None
+    reason: NotRequired[str]
+
+
+class DiagnosedChunk(TypedDict):
+    "The chunk of the target that the stages looked at."
+    seq: int | None
+    start_line: int | None
+    end_line: int | None
+    language: str | None
+
+
+class ModeCounts(TypedDict):
+    "How many entries of each query mode there are."
+    term: int
+    intent: int
+    hyde: bool
+
+
+class DiagnosedMeta(TypedDict):
+    "How the query ran."
+    mode: Literal["bm25_only", "hybrid"]
+    vectors_used: bool
+    reranked: bool
+    total_results: int
+    query_modes: NotRequired[ModeCounts]
+
+
+class QueryDiagnosis(TypedDict):
+    "Answer of query_diagnose."
+    schema_version: Literal["1.0"]
+    query: str
+    target: DiagnosedTarget
+    stages: list[DiagnosedStage]
+    chunk: DiagnosedChunk
+    meta: DiagnosedMeta
+
+
+def diagnosis_text(result, raw) -> str:
+    "One line a stage; one line in all when the target never was a candidate."
+    target, meta = result["target"], result["meta"]
+    if target["status"] != "diagnosed":
+        return f"{target['uri'] or target['ref']}: {target['status']}" + (f" ({', '.join(target['filterReasons'])})" if target["filterReasons"] else "")
+    lines = [f"{target['uri']} ({meta['mode']}, {plural(meta['totalResults'], 'result')})", ""]
+    for s in result["stages"]:
+        rank = f"#{s['rank']}" if s["rank"] else "-"
+        score = f"{s['score']:.3f}" if s["score"] is not None else "-"
+        lines.append(f"{s['id']:<7} {s['status']:<8} {'present' if s['present'] else 'absent':<8} {rank:<5} {score:<8} {s['dropReason'] or ''}"
+                     f"{'  ' + s['reason'] if 'reason' in s else ''}".rstrip())
+    return "\n".join(lines)
+
+
+@tool(cli="query diagnose", schema="query-diagnose", text=diagnosis_text, title="Diagnose a query")
+def query_diagnose(kb, query: QueryText, target: Annotated[str, Arg("the document to diagnose: gno:// URI, collection/path or #docid", 1, flag="--target")],
+                   limit: Limit = 5, min_score: MinScore = None, where: Where = Where(), lang: Lang = None, intent: Intent = None,
+                   exclude: Exclude = (), depth: Depth = Depth()) -> QueryDiagnosis:
+    """Why one document is or is not among the results of a query: its rank and score in each stage, or the filter that keeps it
+    out. With fast no model is loaded.
+
+    Ranks count within the candidates of a stage (100 documents at most). Raises INVALID_INPUT, NOT_FOUND (collection).
+    """
+    bounds, plan, keep = where_sql(kb, where), plan_query(query, depth), excluder(kb, exclude)
+    parse_query(plan.text)
+    about = diagnosed_target(kb, target, where, keep)
+    doc = about.pop("id", None)
+    empty = {"seq": None, "startLine": None, "endLine": None, "language": None}
+    meta = {"mode": "bm25_only", "vectorsUsed": False, "reranked": False, "totalResults": 0} | (
+        {"queryModes": count_modes(plan.modes)} if plan.modes else {})
+    answer = {"schemaVersion": "1.0", "query": plan.text, "target": about, "stages": [], "chunk": empty, "meta": meta}
+    if about["status"] != "diagnosed":
+        return answer
+    found = hybrid(kb, plan, bounds, intent, keep, models=not depth.fast)
+    shown = [pair for pair in found.ranked if min_score is None or round(pair[1], 6) >= min_score][:limit]
+    meta |= {"mode": "hybrid" if found.vectors_used else "bm25_only", "vectorsUsed": found.vectors_used, "reranked": found.reranked,
+             "totalResults": len(shown)}
+    seen = False
+    for name in ("bm25", "vector", "fusion", "graph", "rerank"):
+        s = found.stages[name]
+        rank = next((n for n, pair in enumerate(s.ranked, 1) if pair[0] == doc), None)
+        raw = s.ranked[rank - 1][1] if rank else None
+        score = {"bm25": lambda: -raw, "vector": lambda: 1 - raw, "graph": lambda: float(rank)}.get(name, lambda: raw)() if rank else None
+        skipped = bool(s.skipped) and not s.ranked
+        answer["stages"].append({
+            "id": name, "status": "skipped" if skipped else "active", "sourceCount": len(s.ranked), "present": bool(rank), "rank": rank,
+            "score": None if score is None else round(score, 6), "survived": bool(rank),
+            "dropReason": None if rank else "skipped" if skipped else "below_cutoff" if seen else "not_in_candidate_set"}
+            | ({"reason": s.skipped} if s.skipped else {}))
+        seen = seen or bool(rank)
+    span = chunk_spans(kb, [doc], found.typed, found.spans, intent)[doc]
+    seq, start, end, language = kb.db.execute("SELECT c.seq, c.start_line, c.end_line, d.lang FROM documents d JOIN chunks c ON "
+                                              "c.mirror_id = d.mirror_id AND c.cut = d.cut WHERE d.id = ? AND c.start = ?", [doc, span[0]]).fetchone()
+    answer["chunk"] = {"seq": seq, "startLine": start, "endLine": end, "language": language or None}
+    return answer
+
+
+def diagnosed_target(kb: KB, ref: str, where: Where, keep) -> dict:
+    "The target of a diagnosis as its result shows it, with its row `id` where it can be a candidate."
+    rules = kb.config.raw.get("contentTypes")
+    target = {"ref": ref, "status": "not_found", "docid": None, "uri": None, "title": None, "contentType": None, "contentTypeSource": None,
+              "categories": [], "graphHints": [], "contentTypeRulesFingerprint": sha256(json.dumps(rules)) if rules else None,
+              "contentTypeFingerprintMatches": None, "mirrorHash": None, "chunkCount": 0, "filterReasons": []}
+    try:
+        doc = resolve(kb, ref)[1].id
+    except GnoError as e:
+        if e.code not in ("NOT_FOUND", "INVALID_INPUT"):
+            raise
+        doc = removed_document(kb, ref)
+        if doc is None:
+            return target
+    docid, collection, path, title, kind, categories, active, mirror, mirror_hash, cut = kb.db.execute("""
+        SELECT d.docid, d.collection, d.path, d.title, d.content_type, d.categories, d.active, d.mirror_id, m.hash, d.cut
+        FROM documents d LEFT JOIN mirrors m ON m.id = d.mirror_id WHERE d.id = ?""", [doc]).fetchone()
+    rule = next((r for r in rules or [] if isinstance(r, dict) and r.get("id") == kind), None)
+    chunks = kb.db.execute("SELECT count(*) FROM chunks WHERE mirror_id = ? AND cut = ?", [mirror, cut]).fetchone()[0]
+    target |= {"docid": docid, "uri": kb.uri(collection, path), "title": title, "contentType": kind, "contentTypeSource": "rule" if rule else "path",
+               "categories": json.loads(categories), "graphHints": [str(h) for h in (rule or {}).get("graphHints") or []],
+               "mirrorHash": mirror_hash, "chunkCount": chunks}
+    if not active:
+        return target | {"status": "inactive"}
+    if not chunks:
+        return target | {"status": "no_indexed_content"}
+    reasons = []
+    for name, field in (("collection", "collection"), ("date", "since"), ("date", "until"), ("author", "author"), ("category", "categories"),
+                        ("tagsAll", "tags_all"), ("tagsAny", "tags_any")):
+        only = where_sql(kb, Where()._replace(**{field: getattr(where, field)}))
+        if getattr(where, field) and not kb.db.execute(f"SELECT 1 FROM documents d WHERE d.id = ? AND {only.sql}", [doc, *only.values]).fetchone():
+            reasons.append(name)
+    if keep and not keep([doc]):
+        reasons.append("exclude")
+    return target | {"filterReasons": list(dict.fromkeys(reasons)), "status": "filtered_out" if reasons else "diagnosed", "id": doc}
+
+
+def removed_document(kb: KB, ref: str) -> int | None:
+    "The row of a document that is no longer there, by its last known docid or path."
+    try:
+        parsed = parse_ref(ref)
+    except GnoError:
+        return None
+    row = kb.db.execute("SELECT id FROM documents WHERE NOT active AND docid >= ? AND docid < ? LIMIT 1", [parsed.docid, parsed.docid + "g"]).fetchone() \
+        if parsed.docid else next(filter(None, (kb.db.execute("SELECT id FROM documents WHERE NOT active AND collection = ? AND path = ?",
+                                                              place[:2]).fetchone() for place in parsed.places)), None)
+    return row[0] if row else None
 
 
 # ==== Reading: references, exact lines, many documents ================================================================
@@ -7760,7 +8595,7 @@ def parser_of(t: Tool):
         def error(self, message):
             raise GnoError("INVALID_INPUT", message, f"gno {t.cli} --help")
     parser = Parser(prog="gno " + t.cli, description=t.summary, allow_abbrev=False)
-    positional = [p for p in t.params if p.default is REQUIRED or p.name == "text"] or \
+    positional = [p for p in t.params if p.default is REQUIRED and not p.arg.flag.startswith("--") or p.name == "text"] or \
         [p for p in t.params if p.name in ("scope", "path", "collection")][:1]
     for p in t.params:
         many = get_origin(p.type) in (list, tuple)
@@ -7772,7 +8607,8 @@ def parser_of(t: Tool):
                 continue
         kind = {"action": argparse.BooleanOptionalAction if p.default else "store_true"} if p.type is bool else \
             {"action": "append" if many else "store", "metavar": p.name.rstrip("_").upper()}
-        flags = [f for f in (p.arg.flag, "--" + p.name.rstrip("_").replace("_", "-")) if f]
+        kind |= {"required": True} if p.default is REQUIRED else {}
+        flags = list(dict.fromkeys(f for f in (p.arg.flag, "--" + p.name.rstrip("_").replace("_", "-")) if f))
         if p.name == "collection":
             flags.insert(0, "-c")
         parser.add_argument(*flags, dest=p.wire, default=argparse.SUPPRESS, help=help_, **kind)
@@ -7800,6 +8636,8 @@ def cli_parse(t: Tool, words: list[str]) -> dict:
         value = raw.get(p.wire)
         if isinstance(value, list) and get_origin(p.type) not in (list, tuple):
             raw[p.wire] = " ".join(value)
+        elif isinstance(value, list) and is_shape(get_args(p.type)[0]):
+            raw[p.wire] = value[0] if value[0].startswith("[") else value
         elif isinstance(value, list):       # --tag a,b and --tag a --tag b are one list
             raw[p.wire] = [v for item in value for v in (item.split(",") if p.default is not REQUIRED else [item]) if v]
     given = raw.pop("words", None)
@@ -7957,7 +8795,7 @@ def found_cli(result: Found, colour: bool) -> str:
     if not out:
         out = [f"no results for {CONTROL.sub('?', meta['query'])!r}"]
     out += [f"{dim}note: {note}{off}" for note in meta.get("notes", [])]
-    return "\n\n".join(out)
+    return "\n\n".join(out) + "\n".join(explain_lines(result))
 
 
 def command_mcp(words: list[str], options: dict) -> int:

@@ -1,4 +1,4 @@
-"""Shared parts of the tests: a knowledge base in a temporary place, both vector engines, an MCP client over real pipes."""
+"""Shared parts of the tests: a knowledge base in a temporary place, each vector engine, an MCP client over real pipes."""
 from __future__ import annotations
 
 import json
@@ -62,13 +62,12 @@ def kb(tmp_path):
     base.close()
 
 
-@pytest.fixture(params=["sqlite-vec", "numpy"])
+@pytest.fixture(params=["sqlite_vec", "numpy", "matrix"])
 def engine(request, monkeypatch):
     "Each vector engine in turn; sqlite-vec only where this Python's SQLite loads extensions."
-    if request.param == "numpy":
-        monkeypatch.setattr(gno, "vec_loaded", lambda db: False)
-    elif not gno.vec_loaded(gno.memory_db()):
+    if request.param == "sqlite_vec" and not gno.vec_loaded(gno.memory_db()):
         pytest.skip("this Python's SQLite does not load extensions")
+    monkeypatch.setattr(gno, "engine", lambda kb: (gno.vec_loaded(kb.db), getattr(gno, f"propose_{request.param}"))[1])
     return request.param
 
 

@@ -57,6 +57,15 @@ def words_kb(tmp_path_factory):
 
 # ---- fuse: 0.3 * bm25 / best bm25 + 0.7 * cosine ----
 
+def fuse(words, near):
+    "The two rankings of a plain query."
+    return gno.fuse([(0.3, gno.best_is_one(words)), (0.7, near)])
+
+
+def test_missing_from_an_extra_ranking_counts_0():
+    assert gno.fuse([(1.0, [(1, 0.5), (2, 0.4)])], [(0.25, [(3, 1.0)]), (0.25, [])]) == [(1, 0.4), (2, 0.32), (3, pytest.approx(0.52))]
+
+
 @pytest.mark.parametrize("words, near, expected", [
     ([], [], {}),
     ([(1, 8.0)], [(1, 0.5)], {1: 0.3 + 0.35}),
@@ -71,7 +80,7 @@ def words_kb(tmp_path_factory):
     ([], [(1, 0.9), (2, 0.3), (3, 0.0)], {1: 0.9, 2: 0.3, 3: 0.0}),
 ])
 def test_fuse_by_hand(words, near, expected):
-    fused = gno.fuse(words, near)
+    fused = fuse(words, near)
     assert dict(fused) == {doc: pytest.approx(score, abs=1e-9) for doc,
                            score in expected.items()} and len(fused) == len(expected)
 
@@ -83,7 +92,7 @@ COSINE = st.lists(st.floats(0, 1), max_size=30).map(lambda v: sorted(v, reverse=
 @given(RAW, COSINE, st.permutations(range(60)))
 def test_fused_scores_are_within_0_and_1_and_complete(raw, cosine, docs):
     words, near = list(zip(docs, raw, strict=False)), list(zip(docs[20:], cosine, strict=False))
-    fused = dict(gno.fuse(words, near))
+    fused = dict(fuse(words, near))
     assert set(fused) == {d for d, _ in words} | {d for d, _ in near} and all(0 <= s <= 1 for s in fused.values())
     if words and near and words[0][0] == near[0][0]:
         assert fused[words[0][0]] == max(fused.values()), "first in both lists is first"
@@ -103,7 +112,7 @@ def test_score_and_order_are_the_formula(notes_kb, text, words):
         db.execute("INSERT INTO t VALUES (?, ?, ?, ?)", [title, path, body, gno.cjk(title, path, body)])
     match = " OR ".join(f'"{w}"' for w in words)
     raw = dict(db.execute("SELECT path, -bm25(t, 4.0, 1.5, 1.0, 1.0) FROM t WHERE t MATCH ?", [match]).fetchall())
-    wanted = gno.load_embedder(notes_kb, gno.first_card(notes_kb)).embed(text, "query").astype(np.float64)
+    wanted = gno.load_embedder(notes_kb, gno.find_card(notes_kb, "embed", "")).embed(text, "query").astype(np.float64)
     cosine: dict[str, float] = {}
     with sqlite3.connect(notes_kb.db_path) as index:
         for path, data in index.execute("""
@@ -115,7 +124,7 @@ def test_score_and_order_are_the_formula(notes_kb, text, words):
     assert set(cosine) == set(NOTES)
     best, low = max(raw.values(), default=1), min(raw.values(), default=0)
     expected = {p: 0.3 * raw.get(p, low) / best + 0.7 * cosine[p] for p in NOTES} if raw else cosine
-    found = query(notes_kb, text, limit=100)
+    found = query(notes_kb, text, limit=100, rerank=False)
     assert {h["source"]["relPath"]: h["score"] for h in found["results"]} == {p: pytest.approx(s, abs=2e-6) for p,
                                                                               s in expected.items()}
     scores = [h["score"] for h in found["results"]]
@@ -137,6 +146,14 @@ def test_phrases_hold_in_both_legs(notes_kb):
     assert paths(query(notes_kb, '"wet clay" kiln pottery', limit=50)) == ["wheel.md"]
     assert query(notes_kb, '"clay wet" kiln pottery', limit=50)["results"] == []
     assert paths(query(notes_kb, '"restore the database"', limit=50)) == ["backup.md"]
+
+
+def test_quotation_marks_in_running_text_only_quote(notes_kb):
+    "A short query means its phrase; a paragraph with a quoted word in it does not hide all documents without that word."
+    short = 'repairs of the "second hand" violin strings'
+    long = 'who of us repaired the strings and the bridge of an old "second hand" violin, an instrument made long ago by a luthier'
+    assert query(notes_kb, short)["results"] == [] and paths(query(notes_kb, long))[0] == "violin.md"
+    assert "violin.md" not in paths(query(notes_kb, long + " -bridge", limit=50))
 
 
 def test_exclusions_hold_in_both_legs(notes_kb):
@@ -227,7 +244,7 @@ def test_equal_documents_stand_in_the_order_of_their_uris(kb, tmp_path):
     add(kb, write(tmp_path / "notes", {f"{n}.md": "the same clay" for n in "cadb"}))
     assert paths(query(kb, "clay")) == ["a.md", "b.md", "c.md", "d.md"]
     run(kb, "embed")
-    found = query(kb, "clay")
+    found = query(kb, "clay", rerank=False)
     assert paths(found) == ["a.md", "b.md", "c.md", "d.md"] and found["meta"]["mode"] == "hybrid"
 
 
@@ -250,7 +267,7 @@ def test_one_hit_per_document_at_its_best_place(kb, tmp_path):
 def test_meta_of_a_hybrid_query(notes_kb):
     meta = query(notes_kb, "how do we restore the database?")["meta"]
     expected = {"query": "how do we restore the database?", "mode": "hybrid", "vectorsUsed": True, "expanded": False,
-                "reranked": False, "totalResults": 5, "candidateLimit": 20}
+                "reranked": True, "totalResults": 5, "candidateLimit": 20}
     assert {key: meta[key] for key in expected} == expected
     graph = meta["graphExpansion"]
     assert graph["enabled"] is False and graph["candidateCount"] == 0 and graph["fallbackReasons"] == ["graph_disabled"]
@@ -375,3 +392,296 @@ def test_recency_orders_a_hybrid_query(kb, tmp_path):
     assert paths(found) == ["b.md", "c.md",
                             "a.md"] and found["meta"]["order"] == "recency" and "since" not in found["meta"]
     assert "order" not in query(kb, "clay news")["meta"]
+
+
+# ---- modes and structured queries ----
+
+@pytest.mark.parametrize("text, modes, expected", [
+    ("auth flow\nterm: jwt\nintent: rotation", [], ("auth flow", [("term", "jwt"), ("intent", "rotation")])),
+    ("auth flow\n\n  TERM:  jwt tokens \nwith cookies", [], ("auth flow with cookies", [("term", "jwt tokens")])),
+    ("term: a\nterm: b\nintent: c", [], ("a b", [("term", "a"), ("term", "b"), ("intent", "c")])),
+    ("intent: c\nhyde: d", [], ("c", [("intent", "c"), ("hyde", "d")])),
+    # typed lines come before the explicit entries, and each entry once
+    ("x\nterm: a", [("term", "b"), ("term", " a ")], ("x", [("term", "a"), ("term", "b")])),
+    ("plain", [("term", " x ")], ("plain", [("term", "x")])),
+    # no document of lines: nothing is taken apart
+    ("term: jwt", [], ("term: jwt", [])), ("note: this\nand that", [], ("note: this\nand that", [])),
+    ("see\nhttp://example.org/a\nterm: b", [], ("see http://example.org/a", [("term", "b")])),
+    ("q", [("term", f"t{n}") for n in range(7)], ("q", [("term", f"t{n}") for n in range(5)])),
+])
+def test_a_query_is_taken_apart(text, modes, expected):
+    plan = gno.plan_query(text, gno.Depth(query_modes=[{"mode": m, "text": t} for m, t in modes]))
+    assert (plan.text, list(plan.modes)) == expected and plan.expand is False
+
+
+@pytest.mark.parametrize("text, modes, says", [
+    ("term: a\nvector: b", [], ("line 2", "vector")), ("a\nterm:\nb", [], ("line 2", "term")),
+    ("hyde: x\n", [], ("hyde",)), ("a\nhyde: x\nhyde: y", [], ("hyde",)), ("a\nhyde: x", [("hyde", "y")], ("hyde",)),
+    ("a", [("hyde", "x"), ("hyde", "y")], ("hyde",)), ("a", [("term", "   ")], ("queryModes",)), ("a", [("term", "??")], ("queryModes",)),
+    ("a", [("term", "")], ("queryModes",)), ("a", [("nosuch", "x")], ("queryModes",)), ("a", "term", ("queryModes",)), ("a", [{}], ("queryModes",))])
+def test_a_malformed_query_is_refused_by_all_tools(notes_kb, text, modes, says):
+    entries = [m if isinstance(m, dict) else {"mode": m[0], "text": m[1]} for m in modes] if isinstance(modes, list) else modes
+    for tool, more in (("query", {}), ("query_diagnose", {"target": "notes/kiln.md"})):
+        with pytest.raises(gno.GnoError) as e:
+            run(notes_kb, tool, query=text, queryModes=entries, **more)
+        assert e.value.code == "INVALID_INPUT" and all(word in e.value.message for word in says)
+
+
+@pytest.mark.parametrize("depth, expected", [
+    ({}, (False, True, False, 20)), ({"fast": True}, (False, False, False, 20)), ({"thorough": True}, (True, True, False, 40)),
+    ({"fast": True, "thorough": True, "graph": True, "rerank": True, "expand": True}, (False, False, False, 20)),
+    ({"rerank": False, "expand": True, "candidate_limit": 7}, (True, False, False, 7)),
+    ({"rerank": False, "thorough": True, "candidate_limit": 7, "graph": True}, (True, True, True, 7)),
+    ({"expand": True, "query_modes": [{"mode": "term", "text": "x"}]}, (False, True, False, 20)),
+    ({"graph": True, "no_graph": True}, (False, True, False, 20))])
+def test_depth(depth, expected):
+    plan = gno.plan_query("q", gno.Depth(**depth))
+    assert (plan.expand, plan.rerank, plan.graph, plan.candidate_limit) == expected
+
+
+def test_meta_tells_the_modes(notes_kb):
+    meta = query(notes_kb, "auth flow\nterm: jwt\nintent: rotation")["meta"]
+    assert meta["query"] == "auth flow" and meta["queryModes"] == {"term": 1, "intent": 1, "hyde": False} and meta["expanded"] is True
+    assert "queryModes" not in query(notes_kb, "auth flow")["meta"]
+
+
+@pytest.mark.parametrize("modes, found", [
+    ([("term", "zeppelin violin")], "violin.md"), ([("intent", "a musical instrument made by hand")], "violin.md"),
+    ([("hyde", "The luthier repaired the old violin, its bridge and its strings.")], "violin.md")])
+def test_each_mode_lifts_what_it_names(notes_kb, modes, found):
+    "The place of a document among all, with the mode and without it."
+    def place(**arguments):
+        return paths(query(notes_kb, "repairs", limit=100, fast=True, **arguments)).index(found)
+    plain = paths(query(notes_kb, "clay", limit=100, fast=True))
+    modes = [{"mode": m, "text": t} for m, t in modes]
+    lifted = paths(query(notes_kb, "clay", limit=100, fast=True, queryModes=modes))
+    assert lifted.index(found) < plain.index(found) and lifted[0] in ("kiln.md", "wheel.md")
+    assert place(queryModes=modes) <= place()
+
+
+def test_modes_respect_exclusions_and_filters(notes_kb):
+    modes = [{"mode": "term", "text": "violin"}, {"mode": "intent", "text": "violin"}]
+    assert "violin.md" not in paths(query(notes_kb, "clay -strings", limit=50, queryModes=modes))
+    assert query(notes_kb, "clay", queryModes=modes, author="nobody")["results"] == []
+
+
+def test_keywords_alone_with_modes(words_kb):
+    found = query(words_kb, "clay", queryModes=[{"mode": "term", "text": "luthier"}, {"mode": "intent", "text": "whales"}])
+    assert sorted(paths(found)) == ["kiln.md", "violin.md", "wheel.md"] and found["meta"]["mode"] == "bm25_only"
+
+
+# ---- intent ----
+
+def test_an_intent_is_never_searched_and_steers_the_place(kb, tmp_path):
+    filler = "Nothing of note happened on that day, and the days after it were much the same. " * 12
+    text = f"# Jaguar\n\nThe jaguar hunts at night in the forest of the river.\n\n{filler}\n\nThe jaguar engine of the car has six cylinders.\n"
+    add(kb, write(tmp_path / "notes", {"jaguar.md": text, "prices.md": "Prices of a car brand, to compare."}))
+    for tool, more in (("search", {}), ("query", {"fast": True}), ("query", {})):
+        for intent, line in (("the animal of the forest", 3), ("the car and its engine", 7)):
+            found = run(kb, tool, query="jaguar", intent=intent, **more)
+            assert paths(found) == ["jaguar.md"] and found["results"][0]["line"] == line, (tool, intent)
+            assert found["meta"]["intent"] == intent
+    run(kb, "embed")
+    for tool, more in (("vsearch", {"minScore": 0.3}), ("query", {"fast": True, "limit": 1}), ("query", {"limit": 1})):
+        for intent, line in (("the animal of the forest", 3), ("the car and its engine", 7)):
+            found = run(kb, tool, query="jaguar", intent=intent, **more)
+            assert found["results"][0]["line"] == line, (tool, intent)
+
+
+# ---- rerank ----
+
+@pytest.mark.parametrize("ranked, scores, expected", [
+    # both scaled to 0..1 over the scored ones, halved, then stretched over 0.4..0.8
+    ([(1, 0.8), (2, 0.6), (3, 0.4)], {1: 0.0, 2: 1.0, 3: 0.5}, [(2, 0.7), (1, 0.6), (3, 0.5)]),
+    ([(1, 0.8), (2, 0.4), (3, 0.3)], {1: 5.0, 2: 1.0}, [(1, 0.8), (2, 0.4), (3, 0.3)]),
+    ([(1, 0.8), (2, 0.4), (3, 0.3)], {1: 1.0, 2: 5.0}, [(1, 0.6), (2, 0.6), (3, 0.3)]),
+    ([(1, 0.5)], {1: 0.1}, [(1, 0.5)]), ([(1, 0.5), (2, 0.5)], {1: 0.1, 2: 0.9}, [(2, 0.5), (1, 0.5)])])
+def test_blend_by_hand(ranked, scores, expected):
+    assert gno.blend(ranked, scores) == [(doc, pytest.approx(score)) for doc, score in expected]
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(-5, 5)), min_size=1, max_size=40), st.integers(1, 50))
+def test_blend_keeps_documents_bounds_and_order(pairs, most):
+    fused = sorted((f for f, _ in pairs), reverse=True)
+    ranked = list(enumerate(fused))
+    scores = {n: pairs[n][1] for n in range(min(most, len(ranked)))}
+    new = gno.blend(ranked, scores)
+    values = [score for _, score in new]
+    assert sorted(doc for doc, _ in new) == list(range(len(ranked))) and new[len(scores):] == ranked[len(scores):]
+    assert all(a >= b - 1e-8 for a, b in zip(values, values[1:], strict=False)) and fused[-1] - 1e-8 <= values[-1] and values[0] <= fused[0] + 1e-8
+
+
+def test_maxsim_against_its_definition(notes_kb):
+    "Each word piece's best cosine, weighted by rarity, from the model's own outputs."
+    model, text = gno.load_embedder(notes_kb, gno.find_card(notes_kb, "embed", "")), "restore the databases"
+    passages = ["Backups\nHow we restore the database after a crash.", "The kiln bakes clay."]
+    found = gno.late_interaction(notes_kb, text, None, passages)
+
+    def states(t):
+        ids = model.tokenizer.encode(t).ids
+        out = model.session.run(["last_hidden_state"], {"input_ids": [ids], "attention_mask": [[1] * len(ids)]})[0][0][1:-1]
+        return out / np.linalg.norm(out, axis=1, keepdims=True)
+    n = len(NOTES)
+    idf = np.log(1 + (n - 1 + 0.5) / (1 + 0.5))             # restore and database occur in one note each, "the" is a stop word
+    pieces = [model.tokenizer.id_to_token(i) for i in model.pieces(text)]
+    weights = np.array([0.0 if p == "the" else idf for p in pieces])
+    for passage in passages:
+        best = (states(text) @ states(passage).T).max(axis=1)
+        assert found[passage] == pytest.approx((weights * best).sum() / weights.sum(), abs=1e-5)
+    assert found[passages[0]] > found[passages[1]]
+
+
+def test_the_reranker_sees_candidate_limit_documents_and_each_text_once(notes_kb, monkeypatch, kb, tmp_path):
+    seen, real = [], gno.late_interaction
+    monkeypatch.setattr(gno, "late_interaction", lambda kb, text, intent, passages: seen.append(list(passages)) or real(kb, text, intent, passages))
+    for most in (1, 3, 100):
+        found = query(notes_kb, "wet clay", limit=100, candidateLimit=most)
+        assert len(seen.pop()) == min(most, len(NOTES)) and found["meta"]["candidateLimit"] == most and found["meta"]["reranked"]
+    assert query(notes_kb, "wet clay", fast=True)["meta"]["reranked"] is False and query(notes_kb, "clay", rerank=False) and not seen
+    add(kb, write(tmp_path / "notes", {f"{n}/same.md": "# Clay\n\nThe same wet clay." for n in "abc"}))
+    run(kb, "embed")
+    assert len(query(kb, "wet clay")["results"]) == 3 and len(seen.pop()) == 1
+
+
+def test_slow_reranking_stops_in_time_and_says_so(notes_kb, monkeypatch):
+    monkeypatch.setattr(gno, "RERANK_S", -1.0)
+    found, plain = query(notes_kb, "wet clay"), query(notes_kb, "wet clay", rerank=False)
+    assert found["results"] == plain["results"] and found["meta"]["reranked"] is False
+    assert any("scored within" in note for note in found["meta"]["notes"])
+
+
+@pytest.mark.parametrize("text, first", [("max_retry_count", "deploy.md"), ('"wet clay"', "wheel.md"), ("1200", "kiln.md")])
+def test_a_reranker_cannot_take_the_first_place_from_an_exact_match(notes_kb, monkeypatch, text, first):
+    monkeypatch.setattr(gno, "late_interaction", lambda kb, text, intent, passages: {p: float("clay" not in p and "retry" not in p and "1200" not in p)
+                                                                                     for p in passages})
+    assert paths(query(notes_kb, text))[0] == first
+
+
+@pytest.mark.parametrize("text, expected", [("max_retry_count", True), ("DEC-0054", True), ('"wet clay"', True), ("c++", True), ("v2", True),
+                                            ("gno.py", True), ("wet clay", False), ("clay 1200", False), ('"wet clay" kiln', False)])
+def test_what_counts_as_an_identifier(text, expected):
+    assert gno.is_identifier(gno.parse_query(text)) is expected
+
+
+# ---- explain ----
+
+def test_explain_is_made_of_the_same_numbers(notes_kb):
+    found = query(notes_kb, "wet clay", explain=True)
+    plain = query(notes_kb, "wet clay", rerank=False, explain=True)
+    assert [s["stage"] for s in found["explain"]["stages"]] == ["lang", "query_modes", "expansion", "bm25", "vector", "graph", "fusion", "rerank",
+                                                               "timings", "counters"]
+    rows = found["explain"]["results"]
+    assert [(r["rank"], r["docid"], r["score"]) for r in rows] == [(n, h["docid"], h["score"]) for n, h in enumerate(found["results"], 1)]
+    assert all(r["rerankScore"] == r["score"] for r in rows)
+    best = max(r.get("bm25Score", 0) for r in rows)
+    for r in plain["explain"]["results"]:
+        assert "rerankScore" not in r and r["score"] == r["fusionScore"]
+        if "bm25Score" in r:
+            assert r["fusionScore"] == pytest.approx(0.3 * r["bm25Score"] / best + 0.7 * r["vecScore"], abs=2e-6)
+    assert "explain" not in query(notes_kb, "wet clay")
+    text = gno.text_of(gno.TOOLS["query"], found, {})
+    assert "timings: bm25 " in text and f"#1 {rows[0]['docid']} score {rows[0]['score']:.4f} fusionScore" in text
+
+
+# ---- diagnose ----
+
+def diagnose(kb, text, target, **arguments):
+    found = run(kb, "query_diagnose", query=text, target=target, **arguments)
+    jsonschema.validate(found, gno.output_schema(gno.TOOLS["query_diagnose"]))
+    return found
+
+
+def test_a_diagnosis_shows_each_stage(notes_kb):
+    found = diagnose(notes_kb, "wet clay", "notes/wheel.md")
+    assert found["target"]["status"] == "diagnosed" and found["target"]["uri"] == "gno://notes/wheel.md" and found["target"]["chunkCount"] == 1
+    assert found["meta"] == {"mode": "hybrid", "vectorsUsed": True, "reranked": True, "totalResults": 5}
+    stages = {s["id"]: s for s in found["stages"]}
+    assert list(stages) == ["bm25", "vector", "fusion", "graph", "rerank"]
+    assert stages["bm25"] | {"score": 0} == {"id": "bm25", "status": "active", "sourceCount": 2, "present": True, "rank": 1, "score": 0,
+                                             "survived": True, "dropReason": None} and stages["bm25"]["score"] < 0
+    assert stages["vector"]["sourceCount"] == len(NOTES) and 0 < stages["vector"]["score"] < 1 and stages["vector"]["rank"] == 1
+    assert stages["graph"]["status"] == "skipped" and stages["graph"]["dropReason"] == "skipped" and stages["graph"]["reason"] == "graph_disabled"
+    assert stages["rerank"]["rank"] == 1 and stages["rerank"]["score"] == query(notes_kb, "wet clay")["results"][0]["score"]
+    assert found["chunk"] == {"seq": 0, "startLine": 1, "endLine": 3, "language": "en"}
+    text = gno.text_of(gno.TOOLS["query_diagnose"], found, {})
+    assert text.startswith("gno://notes/wheel.md (hybrid, 5 results)\n\nbm25") and len(text.split("\n")) == 7
+
+
+def test_drop_reasons(notes_kb):
+    stages = {s["id"]: s for s in diagnose(notes_kb, "wet clay", "notes/tax.md", candidateLimit=1)["stages"]}
+    assert stages["bm25"]["dropReason"] == "not_in_candidate_set" and stages["bm25"]["rank"] is None and stages["bm25"]["score"] is None
+    assert stages["fusion"]["present"] and stages["rerank"]["dropReason"] == "below_cutoff" and stages["rerank"]["sourceCount"] == 1
+
+
+def test_a_fast_diagnosis_loads_no_model(notes_kb, monkeypatch):
+    monkeypatch.setattr(gno, "load_embedder", None)
+    found = diagnose(notes_kb, "wet clay", "notes/wheel.md", fast=True)
+    assert found["meta"] == {"mode": "bm25_only", "vectorsUsed": False, "reranked": False, "totalResults": 2}
+    assert [s["status"] for s in found["stages"]] == ["active", "skipped", "active", "skipped", "skipped"]
+
+
+def test_targets_that_are_no_candidates(kb, tmp_path):
+    root = write(tmp_path / "notes", {"a.md": "---\ntags: [red]\nauthor: Ann\n---\nclay", "gone.md": "clay", "empty.md": "", "b.md": "kiln"})
+    add(kb, root)
+    (root / "gone.md").unlink()
+    run(kb, "sync")
+    assert diagnose(kb, "clay", "notes/nosuch.md")["target"] | {"ref": ""} == {
+        "ref": "", "status": "not_found", "docid": None, "uri": None, "title": None, "contentType": None, "contentTypeSource": None, "categories": [],
+        "graphHints": [], "contentTypeRulesFingerprint": None, "contentTypeFingerprintMatches": None, "mirrorHash": None, "chunkCount": 0,
+        "filterReasons": []}
+    assert diagnose(kb, "clay", "?")["target"]["status"] == "not_found"
+    assert diagnose(kb, "clay", "notes/gone.md")["target"]["status"] == "inactive"
+    assert diagnose(kb, "clay", "notes/empty.md")["target"]["status"] == "no_indexed_content"
+    for filters, reasons in (({"categories": ["meeting"]}, ["category"]), ({"tagsAll": ["red", "blue"]}, ["tagsAll"]), ({"tagsAny": ["blue"]}, ["tagsAny"]),
+                             ({"author": "Bob"}, ["author"]), ({"since": "2999-01-01"}, ["date"]), ({"until": "1999-01-01"}, ["date"]),
+                             ({"exclude": ["CLAY"]}, ["exclude"]), ({"author": "Bob", "exclude": ["clay"], "since": "2999-01-01"}, ["date", "author", "exclude"])):
+        found = diagnose(kb, "clay", "notes/a.md", **filters)
+        assert found["target"]["status"] == "filtered_out" and found["target"]["filterReasons"] == reasons and found["stages"] == []
+        assert found["chunk"] == dict.fromkeys(("seq", "startLine", "endLine", "language"))
+    add(kb, write(tmp_path / "more", {"x.md": "clay"}), name="more")
+    assert diagnose(kb, "clay", "more/x.md", collection="notes")["target"]["filterReasons"] == ["collection"]
+    assert diagnose(kb, "clay", "notes/a.md", author="ann", tagsAll=["red"])["target"]["status"] == "diagnosed"
+    with pytest.raises(gno.GnoError) as e:
+        diagnose(kb, "clay", "notes/a.md", collection="nosuch")
+    assert e.value.code == "NOT_FOUND"
+
+
+# ---- graph expansion ----
+
+def test_a_linked_document_comes_with_the_one_that_matches(kb, tmp_path):
+    root = write(tmp_path / "notes", {
+        "atlas.md": "# Atlas\n\nThe Atlas project ships in May. See [[Budget]] and [the plan](sub/plan.md) and [[hidden]].\n",
+        "budget.md": "# Budget\n\nMoney for the year.\n", "sub/plan.md": "# Plan\n\nSteps.\n", "alone.md": "# Alone\n\nNobody links here.\n",
+        "into.md": "# Into\n\nAll about [[atlas]], [[Atlas]] and more.\n", "hidden.md": "---\ntags: [secret]\n---\n# Hidden\n\nPrivate.\n"})
+    add(kb, root)
+    plain = query(kb, "ships in May", limit=50)
+    assert paths(plain) == ["atlas.md"] and plain["meta"]["graphExpansion"]["fallbackReasons"] == ["graph_disabled"]
+    found = query(kb, "ships in May", limit=50, graph=True)
+    graph = found["meta"]["graphExpansion"]
+    assert paths(found)[0] == "atlas.md" and sorted(paths(found)[1:]) == ["budget.md", "hidden.md", "into.md", "sub/plan.md"]
+    assert graph == {"enabled": True, "seedCount": 1, "candidateCount": 4, "maxCandidates": 20, "fallbackReasons": [],
+                     "edgeConfidence": {"explicit": 4, "inferred": 0, "ambiguous": 0, "similarity": 0}}
+    assert paths(found)[1] == "into.md", "two links weigh more than one"
+    assert sorted(paths(query(kb, "ships in May -private", graph=True))) == ["atlas.md", "budget.md", "into.md", "sub/plan.md"]
+    assert sorted(paths(query(kb, "ships in May", graph=True, exclude=["money", "steps"]))) == ["atlas.md", "hidden.md", "into.md"]
+    assert sorted(paths(query(kb, "private", graph=True, tagsAll=["secret"]))) == ["hidden.md"], "filters hold"
+    assert query(kb, "private", graph=True, tagsAll=["secret"])["meta"]["graphExpansion"]["fallbackReasons"] == ["graph_no_new_candidates"]
+    assert len(paths(query(kb, "ships in May", graph=True, candidateLimit=2))) == 3
+    for text, reason in (("nobody", "graph_empty"), ("zeppelin", "graph_no_seed_candidates")):
+        assert query(kb, text, graph=True)["meta"]["graphExpansion"]["fallbackReasons"] == [reason]
+    stages = {s["id"]: s for s in diagnose(kb, "ships in May", "notes/budget.md", graph=True)["stages"]}
+    assert stages["graph"]["present"] and stages["graph"]["score"] == stages["graph"]["rank"] and stages["bm25"]["dropReason"] == "not_in_candidate_set"
+    run(kb, "embed")
+    both = query(kb, "ships in May", limit=50, graph=True)
+    assert both["meta"]["mode"] == "hybrid" and both["meta"]["graphExpansion"]["candidateCount"] == 1, "five of six are seeds"
+
+
+# ---- no model ----
+
+def test_without_a_model_keywords_answer_and_say_why(notes_kb, monkeypatch):
+    monkeypatch.setattr(gno, "model_folders", lambda kb: [])
+    for arguments in ({}, {"thorough": True}, {"intent": "pottery"}, {"queryModes": [{"mode": "hyde", "text": "clay"}]}):
+        found = query(notes_kb, "wet clay", **arguments)
+        meta = found["meta"]
+        assert (meta["mode"], meta["vectorsUsed"], meta["reranked"]) == ("bm25_only", False, False) and len(found["results"]) == 2
+        assert any("no embed model found" in note for note in meta["notes"])

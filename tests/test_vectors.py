@@ -61,7 +61,7 @@ def stored(kb) -> dict[bytes, tuple[float, bytes]]:
 
 def cosines(kb, query: str, condition="1") -> list[tuple[str, float]]:
     "Every document and the cosine of its best chunk, best first, ties by path: float64, straight from the stored rows."
-    wanted = gno.load_embedder(kb, gno.first_card(kb)).embed(query, "query").astype(np.float64)
+    wanted = gno.load_embedder(kb, gno.find_card(kb, "embed", "")).embed(query, "query").astype(np.float64)
     best: dict[str, float] = {}
     with sqlite3.connect(kb.db_path) as db:
         rows = db.execute(f"""
@@ -167,6 +167,64 @@ def test_meaning_is_found_without_a_common_word(embedded, query, word):
     assert all(word in h["snippet"] for h in vsearch(embedded, query)["results"])
 
 
+def test_engine_is_what_the_process_has(kb, monkeypatch):
+    "A server scans its matrix; a command takes sqlite-vec where it loads, else numpy; without onnxruntime a server does too."
+    assert gno.engine(kb) is (gno.propose_sqlite_vec if gno.vec_loaded(kb.db) else gno.propose_numpy)
+    monkeypatch.setattr(gno, "vec_loaded", lambda db: False)
+    assert gno.engine(kb) is gno.propose_numpy
+    kb.mode = "stdio"
+    assert gno.engine(kb) is gno.propose_matrix
+    monkeypatch.setattr(gno, "missing_packages", lambda *names: list(names))
+    assert gno.engine(kb) is gno.propose_numpy
+
+
+def test_a_servers_matrix_follows_what_other_processes_change(kb, tmp_path):
+    root = write(tmp_path / "notes", {"a.md": "A violin.", "b.md": "A lighthouse."})
+    add(kb, root)
+    run(kb, "embed")
+    server = new_kb(tmp_path / "gno", mode="stdio")
+    assert paths(vsearch(server, "music")) == ["a.md", "b.md"]
+    (matrix,) = [v for k, v in server.models.items() if k[0] == "matrix"]
+    vsearch(server, "ships")
+    assert matrix in server.models.values(), "nothing changed, so it is kept"
+    write(root, {"c.md": "An orchestra plays a symphony.", "b.md": "A lighthouse with a piano."})
+    (root / "a.md").unlink()
+    run(kb, "sync")
+    assert paths(vsearch(server, "music")) == []
+    run(kb, "embed")
+    assert sorted(paths(vsearch(server, "music"))) == ["b.md", "c.md"]
+    run(kb, "remove_collection", collection="notes")
+    add(kb, root, name="again")
+    assert sorted(h["uri"] for h in vsearch(server, "music")["results"]) == ["gno://again/b.md", "gno://again/c.md"]
+    server.close()
+
+
+@pytest.mark.parametrize("dims", [8, 384, 1000])
+def test_the_matrix_scans_vectors_of_any_size(kb, monkeypatch, dims):
+    "Scores against float64, off by no more than 7 bits of the query allow; row numbers across blocks."
+    monkeypatch.setattr(gno, "MATRIX_BLOCK", 1024)
+    rng = np.random.default_rng(dims)
+    vectors = rng.normal(size=(3000, dims))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    card = gno.find_card(kb, "embed", "")
+    with gno.transaction(kb.wdb) as _:
+        db = kb.wdb
+        fp = gno.fingerprint_id(db, card, card.data["dims"])
+        for n, v in enumerate(vectors):
+            key = bytes([n % 256, n // 256]) + bytes(30)          # zeros at its end
+            db.execute("INSERT INTO vectors VALUES (?, ?, ?, ?)", [fp, key, *gno.quantise(np, v.astype(np.float32))])
+            db.execute("INSERT INTO chunks VALUES (?, '', 0, ?, ?, 1, 1, ?)", [n, n, n + 1, key])
+            db.execute("""INSERT INTO documents(id, collection, path, docid, source_hash, mirror_id, cut, mime, ext, size, mtime_ns, ctime_ns,
+                inode, title, lang, content_type, categories, author, document_date, meta, converter, warnings, active, indexed_at)
+                VALUES (?, 'c', ?, '', '', ?, '', '', '', 0, 0, 0, 0, '', '', '', '[]', '', '', '{}', '', '', 1, '')""", [n + 1, str(n), n])
+    query = vectors[7].astype(np.float32)
+    matrix = gno.Matrix.of(kb, fp)
+    exact, found = vectors @ vectors[7], matrix.scores(query)
+    assert np.abs(found / found.max() - exact).max() < 0.02 and found.argmax() == 7
+    rows = matrix.rows(kb.db, fp, np.array([0, 2999]))
+    assert [row[:3] for row in rows] == [(1, 0, 1), (3000, 2999, 3000)] and rows[1][3] == gno.quantise(np, vectors[2999].astype(np.float32))[1]
+
+
 def test_a_document_of_very_many_near_chunks_does_not_crowd_out_the_others(kb, tmp_path, engine):
     part = "# Lighthouse\n\n" + "A northern lighthouse, a beacon for all ships at sea, in a storm. " * 6 + "\n\n"
     add(kb, write(tmp_path / "notes",
@@ -192,7 +250,7 @@ def test_the_hit_shows_the_chunk_that_is_near(embedded):
         rows = db.execute("""
             SELECT c.start_line, c.end_line, v.embedding FROM documents d JOIN chunks c ON c.mirror_id = d.mirror_id
             JOIN vectors v ON v.input_hash = c.input_hash WHERE d.path = 'long1.md'""").fetchall()
-    wanted = gno.load_embedder(embedded, gno.first_card(embedded)).embed("mending a cello", "query").astype(np.float64)
+    wanted = gno.load_embedder(embedded, gno.find_card(embedded, "embed", "")).embed("mending a cello", "query").astype(np.float64)
     near = max(rows, key=lambda r: np.dot(v := np.frombuffer(r[2], np.int8).astype(np.float64),
                                           wanted) / np.linalg.norm(v))
     assert near[0] <= hit["line"] <= near[1]
@@ -219,12 +277,12 @@ TEXTS = ["A kiln is an oven for clay.", "x", "東京", "word " * 90, "Seven lemo
 
 
 def test_a_vector_is_unit_length_and_always_the_same(embedded):
-    model = gno.load_embedder(embedded, gno.first_card(embedded))
+    model = gno.load_embedder(embedded, gno.find_card(embedded, "embed", ""))
     alone = {t: model.embed(t).tobytes() for t in TEXTS}
     for t in TEXTS[::-1] + TEXTS:
         assert model.embed(t).tobytes() == alone[t]
         assert np.linalg.norm(model.embed(t).astype(np.float64)) == pytest.approx(1, abs=1e-5)
-    other = gno.Embedder(gno.first_card(embedded))                            # loaded anew
+    other = gno.Embedder(gno.find_card(embedded, "embed", ""))                            # loaded anew
     assert {t: other.embed(t).tobytes() for t in TEXTS} == alone
 
 
@@ -248,7 +306,7 @@ def test_stored_bytes_do_not_depend_on_what_is_embedded_beside(tmp_path):
 
 
 def test_stored_vectors_are_close_to_the_models(embedded):
-    model, vectors = gno.load_embedder(embedded, gno.first_card(embedded)), stored(embedded)
+    model, vectors = gno.load_embedder(embedded, gno.find_card(embedded, "embed", "")), stored(embedded)
     for text in SENTENCES[:20]:
         n = SENTENCES.index(text)
         body = run(embedded, "get", ref=f"notes/{n % 7}/{n:03}.md")["content"]
@@ -260,7 +318,7 @@ def test_stored_vectors_are_close_to_the_models(embedded):
 
 
 def test_a_text_longer_than_the_window_is_the_mean_of_its_windows(embedded):
-    model = gno.load_embedder(embedded, gno.first_card(embedded))
+    model = gno.load_embedder(embedded, gno.find_card(embedded, "embed", ""))
     text = "lemons and violins " * 400
     ids = model.pieces(text)
     assert len(ids) > 2 * model.window
@@ -516,3 +574,50 @@ def test_reading_needs_no_write_access_and_leaves_no_extension_door_open(embedde
             kb.db.execute("DELETE FROM vectors")
     finally:
         kb.close()
+
+
+# ---- similar documents ----
+
+def similar(kb, ref, **arguments):
+    return run(kb, "similar", ref=ref, **arguments)
+
+
+def test_similar_is_the_cosine_of_the_mean(embedded, monkeypatch):
+    "Against float64; and no model is loaded."
+    monkeypatch.setattr(gno, "load_embedder", None)
+    with sqlite3.connect(embedded.db_path) as db:
+        rows = db.execute("SELECT d.path, v.embedding FROM documents d JOIN chunks c ON c.mirror_id = d.mirror_id "
+                          "JOIN vectors v ON v.input_hash = c.input_hash").fetchall()
+    units = [(path, (v := np.frombuffer(data, np.int8).astype(np.float64)) / np.linalg.norm(v)) for path, data in rows]
+    wanted = np.mean([v for path, v in units if path == "long1.md"], axis=0)
+    best: dict[str, float] = {}
+    for path, v in units:
+        best[path] = max(best.get(path, -1), float(v @ wanted / np.linalg.norm(wanted)))
+    expected = sorted(((s, p) for p, s in best.items() if p != "long1.md"), reverse=True)
+    found = similar(embedded, "notes/long1.md", limit=50)
+    assert [r["score"] for r in found["similar"]] == [pytest.approx(max(s, 0), abs=2e-6) for s, _ in expected[:50]]
+    assert found["meta"] == {"docid": found["meta"]["docid"], "uri": "gno://notes/long1.md", "title": found["meta"]["title"], "totalSimilar": 50,
+                             "totalResults": 50, "limit": 50, "threshold": None, "crossCollection": False}
+    text = gno.text_of(gno.TOOLS["similar"], found, {})
+    first = found["similar"][0]
+    assert text.startswith(f"Found 50 similar documents for gno://notes/long1.md:\n\n  [{first['docid']}] {first['uri']} ({first['score']:.2f})")
+
+
+def test_similar_leaves_out_twins_other_collections_and_what_is_below_the_threshold(kb, tmp_path):
+    add(kb, write(tmp_path / "one", {"a.md": "# Violin\n\nA violin is a string instrument.", "twin.md": "# Violin\n\nA violin is a string instrument.",
+                                     "b.md": "The cello is a large string instrument.", "c.md": "Taxes are due in May.", "e.md": ""}), name="one")
+    add(kb, write(tmp_path / "two", {"d.md": "The viola is a string instrument.", "f.md": "# Violin\n\nA violin is a string instrument."}), name="two")
+    with pytest.raises(gno.GnoError) as e:
+        similar(kb, "one/a.md")
+    assert e.value.code == "NOT_FOUND" and "gno index" in e.value.hint
+    run(kb, "embed")
+    assert [r["relPath"] for r in similar(kb, "one/a.md")["similar"]] == ["b.md", "c.md"]
+    across = similar(kb, "one/a.md", crossCollection=True, limit=50)["similar"]
+    assert [r["uri"] for r in across][2:] == ["gno://one/c.md"] and {r["uri"] for r in across[:2]} == {"gno://one/b.md", "gno://two/d.md"}
+    high = similar(kb, "one/a.md", crossCollection=True, threshold=across[1]["score"])
+    assert high["similar"] == across[:2] and high["meta"]["threshold"] == across[1]["score"]
+    assert similar(kb, "one/a.md", threshold=1)["similar"] == [] and len(similar(kb, across[0]["docid"], limit=1)["similar"]) == 1
+    for ref in ("one/nosuch.md", "one/e.md"):
+        with pytest.raises(gno.GnoError) as e:
+            similar(kb, ref)
+        assert e.value.code == "NOT_FOUND"
