@@ -1021,8 +1021,8 @@ def file_stamp(path: str) -> tuple[int, ...]:
 
 
 def set_meta(db: sqlite3.Connection, key: str, value: str):
-    "Store one value in the index's key-value table."
-    db.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value", [key, value])
+    "Store one value in the index's key-value table; the same value again is no change."
+    db.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value WHERE value IS NOT excluded.value", [key, value])
 
 
 def folder_config(folders: list[str]) -> Config:

@@ -185,6 +185,7 @@ def test_a_servers_matrix_follows_what_other_processes_change(kb, tmp_path):
     server = new_kb(tmp_path / "gno", mode="stdio")
     assert paths(vsearch(server, "music")) == ["a.md", "b.md"]
     (matrix,) = [v for k, v in server.models.items() if k[0] == "matrix"]
+    run(kb, "index")
     vsearch(server, "ships")
     assert matrix in server.models.values(), "nothing changed, so it is kept"
     write(root, {"c.md": "An orchestra plays a symphony.", "b.md": "A lighthouse with a piano."})
