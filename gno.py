@@ -905,7 +905,8 @@ class KB:
         self.db_path = os.path.join(self.dirs["data"], f"index-{self.identity}.sqlite")
         self.instance, self.local, self.jobs = new_uuid(), threading.local(), Jobs()
         self.others: dict[str, KB] = {}
-        self.models: dict[str, Any] = {}
+        self.models: dict[Any, Any] = {}    # loaded models by fingerprint, and the vectors that a server keeps
+        self.expansions: dict[tuple, tuple] = {}
         self.model_lock = threading.RLock()
 
     def refresh(self):
@@ -6715,7 +6716,7 @@ class Matrix:
             kb.db.execute("BEGIN")                          # generation and rows of one moment
             try:
                 generation = kb.get_meta("generation")
-                key = ("matrix", kb.db_path, fp)
+                key = ("matrix", fp)
                 if key not in kb.models or kb.models[key].generation != generation:
                     kb.models.pop(key, None)                # never two in memory
                     rows = kb.db.execute("SELECT d.id, c.start, c.end, v.scale, v.input_hash, v.embedding FROM " + VECTOR_ROWS +
@@ -6992,7 +6993,7 @@ def hybrid(kb: KB, plan: Plan, bounds: Bounds, intent: str | None = None, keep=N
         spans |= chunk_spans(kb, candidates, typed, spans, intent)
         scores, why = rerank_stage(kb, plan, bounds.names, intent, spans, candidates, bool(near))
         ranked = blend(ranked, scores) if scores else ranked
-        notes += [f"reranking: {why}"] if why and near else []
+        notes += [f"reranking: {why}"] if why and why != UNMEASURED else []
     if words and is_identifier(typed) and words[0][0] not in outside:
         ranked = pinned(ranked, words[0][0])
     stage("rerank", ranked[:len(scores)], why)
@@ -7153,13 +7154,16 @@ def rerank_stage(kb: KB, plan: Plan, names: list[str], intent: str | None, spans
         elif with_vectors:
             scores = late_interaction(kb, plan.text, intent, passages)
         else:
-            return {}, "no vectors to go by"
+            return {}, UNMEASURED
     except GnoError as e:
         if e.code not in DEGRADES:
             raise
         return {}, e.message
     scored = {doc: scores[text] for doc, text in texts.items() if text in scores}
     return scored, "" if len(scored) == len(texts) else f"only {len(scored)} candidates were scored within {RERANK_S:.0f} s"
+
+
+UNMEASURED = "nothing is embedded, and how the built-in reranker does without was not measured"
 
 
 def late_interaction(kb: KB, text: str, intent: str | None, passages: list[str]) -> dict[str, float]:
@@ -7251,17 +7255,19 @@ def expansion(kb: KB, text: str, intent: str | None, words: list[tuple[int, floa
     sure = [1 / (1 + math.exp((4.5 - raw) / 2.8)) for _, raw in words[:2]] + [0.0]
     if not intent and sure[0] >= 0.84 and sure[0] - sure[1] >= 0.14:
         return ()
-    key = ("expansion", card.fingerprint, text, intent)
-    if key not in kb.models:
+    key = (card.fingerprint, text, intent)
+    if key not in kb.expansions:
         asked = EXPANSION_PROMPT + (f"\nIntent: {intent}" if intent else "") + f"\nQuery: {text}"
+        if len(kb.expansions) >= 256:
+            kb.expansions.clear()
         try:
-            kb.models[key] = guarded(text, generate(kb, card, [{"role": "user", "content": asked}], max_tokens=400, timeout_s=5, json_schema=EXPANSION_SCHEMA))
+            kb.expansions[key] = guarded(text, generate(kb, card, [{"role": "user", "content": asked}], max_tokens=400, timeout_s=5, json_schema=EXPANSION_SCHEMA))
         except GnoError as e:
             if e.code not in DEGRADES:
                 raise
             notes.append(f"not expanded: {e.message}")
             return ()
-    return kb.models[key]
+    return kb.expansions[key]
 
 
 EXPANSION_PROMPT = """Write other ways to search a private collection of notes for the query below. Keep its names and numbers as they are, keep
@@ -7281,7 +7287,7 @@ def guarded(text: str, reply: str) -> tuple[tuple[str, str], ...]:
         data = json.loads(reply[reply.index("{"):reply.rindex("}") + 1])
         found = [("term", t) for t in data.get("lexicalQueries") or []] + [("intent", t) for t in data.get("vectorQueries") or []] \
             + ([("hyde", data["hyde"])] if data.get("hyde") else [])
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, TypeError):
         raise GnoError("RUNTIME", "the language model's answer is not the JSON asked for") from None
     typed = parse_query(text)
     own = {t.text for t in typed.terms + typed.phrases}

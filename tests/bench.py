@@ -392,7 +392,7 @@ def scan(b: Bench):
         stored = kb.db.execute("SELECT input_hash, scale, embedding FROM vectors ORDER BY input_hash")
         matrix = gno.Matrix(kb, ((int.from_bytes(key), 0, 1, scale, key, row) for key, scale, row in stored), kb.get_meta("generation"))
         matrix.masks[bounds.sql, *bounds.values] = np.ones(number, bool)
-        kb.models["matrix", kb.db_path, fp] = matrix
+        kb.models["matrix", fp] = matrix
 
         def ours(query):
             rows = gno.propose_matrix(np, kb, query, fp, bounds)(400)

@@ -727,3 +727,85 @@ def test_replies_without_text_are_refused(kb, server, reply):
     server.script = [(200, {}, reply)]
     error = failure(gno.generate, kb, gno.find_card(kb, "gen", f"{server.base}#g"), [], max_tokens=7, timeout_s=5)
     assert error.code == "MODEL_NOT_FOUND" and "gave no text" in error.message
+
+
+# ---- reranking and expansion in gno_query ----
+
+NOTES = {"a.md": "# Kiln\n\nA kiln bakes clay and more clay.", "b.md": "# Clay\n\nClay, and a little more of it: good good good clay.",
+         "c.md": "# Boats\n\nSails and ropes."}
+
+
+def found(kb, text, **arguments):
+    answer = run(kb, "query", query=text, **arguments)
+    return [h["source"]["relPath"] for h in answer["results"]], answer["meta"]
+
+
+def test_a_configured_reranker_orders_keyword_hits_too(kb, server, tmp_path):
+    configure(kb, {"notes": write(tmp_path / "notes", NOTES)}, **preset(rerank=f"{server.base}#r"))
+    run(kb, "sync")
+    paths, meta = found(kb, "clay kiln", intent="pottery")
+    (path, _, body), = server.asked
+    assert path == "/v1/rerank" and body["query"] == "Intent: pottery\nQuery: clay kiln" and sorted(body["documents"]) == [
+        "Clay\n# Clay\n\nClay, and a little more of it: good good good clay.", "Kiln\n# Kiln\n\nA kiln bakes clay and more clay."]
+    assert sorted(paths) == ["a.md", "b.md"] and meta["reranked"] is True and meta["mode"] == "bm25_only"
+    server.asked.clear()
+    assert found(kb, "clay kiln", fast=True)[1]["reranked"] is False and not server.asked
+
+
+def test_a_reranker_that_fails_costs_only_its_stage(kb, server, tmp_path, waits):
+    configure(kb, {"notes": write(tmp_path / "notes", NOTES)}, **preset(rerank=f"{server.base}#r"))
+    run(kb, "sync")
+    server.script = [(400, {}, {"error": "no"})] * 3
+    paths, meta = found(kb, "clay kiln")
+    assert sorted(paths) == ["a.md", "b.md"] and meta["reranked"] is False and any("127.0.0.1" in note for note in meta["notes"])
+
+
+def reply(**expansion) -> tuple:
+    return 200, {}, {"choices": [{"message": {"content": "Here it is: " + json.dumps(expansion)}}]}
+
+
+def test_a_language_model_expands_a_query(kb, server, tmp_path):
+    configure(kb, {"notes": write(tmp_path / "notes", NOTES)}, **preset(gen=f"{server.base}#g"))
+    run(kb, "sync")
+    paths, meta = found(kb, "clay ropes")
+    assert meta["expanded"] is False and not server.asked, "off unless asked for"
+    server.script = [reply(lexicalQueries=["clay sails", "unrelated words"], vectorQueries=["what is clay"], hyde="Clay is earth.")]
+    paths, meta = found(kb, "clay", expand=True)
+    assert sorted(paths) == ["a.md", "b.md", "c.md"] and meta["expanded"] is True, "sails brought the boats in"
+    (path, _, body), = server.asked
+    assert path == "/v1/chat/completions" and "Query: clay" in body["messages"][0]["content"]
+    assert found(kb, "clay", thorough=True)[0] == paths and len(server.asked) == 1, "equal questions are asked once"
+    server.script = [reply(lexicalQueries=[], vectorQueries=[])]
+    found(kb, "clay", expand=True, intent="pottery")
+    assert "Intent: pottery" in server.asked[-1][2]["messages"][0]["content"]
+    assert found(kb, "clay", expand=True, fast=True)[1]["expanded"] is False and len(server.asked) == 2
+    assert found(kb, "clay", expand=True, queryModes=[{"mode": "term", "text": "kiln"}])[1]["expanded"] is True and len(server.asked) == 2
+
+
+@pytest.mark.parametrize("script", [[(500, {}, {"error": "no"})] * 3, [reply(), reply()], [(200, {}, {"choices": [{"message": {"content": "no JSON"}}]})],
+                                    [(200, {}, {"choices": [{"message": {"content": '{"lexicalQueries": 5}'}}]})]])
+def test_a_language_model_that_fails_costs_only_the_expansion(kb, server, tmp_path, waits, script):
+    configure(kb, {"notes": write(tmp_path / "notes", NOTES)}, **preset(expand=f"{server.base}#g"))
+    run(kb, "sync")
+    server.script = list(script)
+    paths, meta = found(kb, "clay", expand=True)
+    assert sorted(paths) == ["a.md", "b.md"] and meta["expanded"] is False
+
+
+def test_expanding_without_a_language_model_says_what_is_missing(kb, tmp_path):
+    configure(kb, {"notes": write(tmp_path / "notes", NOTES)})
+    run(kb, "sync")
+    meta = found(kb, "clay", expand=True)[1]
+    assert meta["expanded"] is False and any("no language model is configured" in note for note in meta["notes"])
+
+
+@pytest.mark.parametrize("query, expansion, kept", [
+    # names, numbers and phrases of the query come first; what shares no word with it goes
+    ("how does Kiln v2 fire clay", {"lexicalQueries": ["fire clay slowly", "boats"], "vectorQueries": ["how clay is fired"]},
+     [("term", "Kiln v2"), ("term", "fire clay slowly"), ("intent", "how clay is fired")]),
+    ("clay", {"lexicalQueries": ["Clay", " clay pot "], "vectorQueries": [], "hyde": "nothing of it"}, [("term", "clay pot")]),
+    ("clay", {"lexicalQueries": [7, None, "clay a"], "vectorQueries": None, "hyde": "clay is wet"}, [("term", "clay a"), ("hyde", "clay is wet")]),
+    ("clay", {"lexicalQueries": [f"clay {n}" for n in range(9)], "vectorQueries": []}, [("term", f"clay {n}") for n in range(5)]),
+    ('"wet clay" -Boats oven', {"lexicalQueries": [], "vectorQueries": []}, [("term", '"wet clay"')])])
+def test_an_expansion_is_cleaned(query, expansion, kept):
+    assert list(gno.guarded(query, json.dumps(expansion))) == kept
