@@ -7205,7 +7205,7 @@ def word_weights(db: sqlite3.Connection, words: list[str]) -> list[float]:
     """
     n, weights = db.execute("SELECT count(*) FROM docs_fts_docsize").fetchone()[0], {}
     for word in dict.fromkeys(words):
-        match = "" if word in STOP_WORDS else " ".join(t.match for t in parse_or_nothing(word).terms)
+        match = "" if word in STOP_WORDS else " AND ".join(t.match for t in parse_or_nothing(word).terms)
         df = db.execute("SELECT count(*) FROM docs_fts WHERE docs_fts MATCH ?", [match]).fetchone()[0] if match else 0
         weights[word] = math.log(1 + (n - df + 0.5) / (df + 0.5)) if match else 0.0
     return [weights[word] for word in words] if any(weights.values()) else [1.0] * len(words)
