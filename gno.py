@@ -6632,7 +6632,7 @@ def knn(kb: KB, card: Card, vector, bounds: Bounds, limit: int, keep=None) -> li
 
 def engine(kb: KB) -> Callable:
     "What proposes rows here: the matrix in a server's memory; in a command sqlite-vec where it loads, else numpy."
-    if kb.mode != "direct-cli" and not missing_packages("onnxruntime"):
+    if kb.mode != "direct-cli" and not missing_packages("onnxruntime") and knn_graph(kb):
         return propose_matrix
     return propose_sqlite_vec if vec_loaded(kb.db) else propose_numpy
 
@@ -6781,14 +6781,14 @@ def give_back_memory():
 
 
 def knn_graph(kb: KB) -> bytes:
-    "The graph of the integer product. Raises MODEL_NOT_FOUND."
+    "The graph of the integer product; empty where no model folder has it, as beside a lone gno.py with a model server."
     for place in model_folders(kb):
         try:
             with open(os.path.join(place, "knn-int8.onnx"), "rb") as f:
                 return f.read()
         except (FileNotFoundError, NotADirectoryError):
             continue
-    raise GnoError("MODEL_NOT_FOUND", "knn-int8.onnx is in none of the model folders", "put the models folder beside gno.py")
+    return b""
 
 
 def vec_loaded(db: sqlite3.Connection) -> bool:

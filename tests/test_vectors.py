@@ -174,7 +174,10 @@ def test_engine_is_what_the_process_has(kb, monkeypatch):
     assert gno.engine(kb) is gno.propose_numpy
     kb.mode = "stdio"
     assert gno.engine(kb) is gno.propose_matrix
-    monkeypatch.setattr(gno, "missing_packages", lambda *names: list(names))
+    with monkeypatch.context() as without:
+        without.setattr(gno, "missing_packages", lambda *names: list(names))
+        assert gno.engine(kb) is gno.propose_numpy
+    monkeypatch.setattr(gno, "model_folders", lambda kb: ["/nowhere"])
     assert gno.engine(kb) is gno.propose_numpy
 
 
