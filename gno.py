@@ -35,7 +35,7 @@ import sys
 import threading
 import time
 import unicodedata
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from datetime import datetime, timedelta, timezone
 from itertools import islice, takewhile
 from typing import (TYPE_CHECKING, Annotated, Any, Callable, Generic, Iterable, Iterator, Literal, NamedTuple, NotRequired, TypeVar,
@@ -7123,9 +7123,9 @@ def chunk_spans(kb: KB, docs: list[int], typed: Typed, known: dict[int, tuple[in
                                 "(SELECT value FROM json_each(?))", [json.dumps(asked)]))
     for doc, body in bodies.items():
         marks = find_marks(highlighted(kb, doc, body, match) if match else None, body, typed)
-        best = -1.0
+        best, starts = -1.0, [m.start for m in marks]
         for start, end in [r[1:] for r in rows if r[0] == doc]:
-            words = len({m.label for m in marks if start <= m.start < end})
+            words = len({m.label for m in marks[bisect_left(starts, start):bisect_left(starts, end)]})
             meant = len(about & set(re.findall(r"\w+", body[start:end].lower()))) if about else 0
             score = words + INTENT * meant + (0.2 if known.get(doc) == (start, end) else 0)
             if score > best + 1e-9:
