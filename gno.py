@@ -5219,13 +5219,13 @@ class Embedder:
         states = self.session.run([self.data["outputs"]["tokens"]], {"input_ids": row, "attention_mask": np.ones_like(row)})[0][0][1:-1]
         return states / np.maximum(np.sqrt((states * states).sum(axis=1, keepdims=True)), 1e-12)
 
-    def words(self, text: str) -> list[str]:
-        "The lower-case word that each piece of states(text) is a part of."
+    def words(self, text: str) -> list[tuple[str, float]]:
+        "For each piece of states(text): the lower-case word that it is a part of, and its share, 1 / pieces of the word."
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
-        spans: dict[int, tuple[int, int]] = {}
-        for word, (start, end) in zip(encoding.word_ids, encoding.offsets):
-            spans[word] = min(start, spans.get(word, (start, end))[0]), max(end, spans.get(word, (start, end))[1])
-        return [text[slice(*spans[word])].lower() for word in encoding.word_ids[:self.window]]
+        spans: dict[int, list[tuple[int, int]]] = {}
+        for word, span in zip(encoding.word_ids, encoding.offsets):
+            spans.setdefault(word, []).append(span)
+        return [(text[spans[word][0][0]:spans[word][-1][1]].lower(), 1 / len(spans[word])) for word in encoding.word_ids[:self.window]]
 
     def unknown_share(self, text: str) -> float:
         "Share of the text's word pieces that the model has never seen."
@@ -5823,10 +5823,12 @@ def match_all(q: Typed) -> str:
 
 
 def match_any(q: Typed) -> str:
-    "FTS5 expression: the phrases, and any of the terms; long runs without blanks by any of their bigrams."
+    """FTS5 expression: the phrases, and any of the terms; long runs without blanks by any of their bigrams, names of several
+    parts (client.ts, real-time) also by any of these."""
     loose = []
     for t in q.terms:
         loose += [quoted(g) for g in bigrams(t.text)[:-1]] if t.kind == "cjk" and len(t.text) > 4 else [t.match]
+        loose += [quoted(w) for w in re.findall(r"[^\W_]+", t.text) if w not in STOP_WORDS] if t.kind == "phrase" else []
     parts = [t.match for t in q.phrases] + (["(" + " OR ".join(dict.fromkeys(loose)) + ")"] if loose else [])
     return without(" AND ".join(parts), q)
 
@@ -7169,8 +7171,8 @@ UNMEASURED = "nothing is embedded, and how the built-in reranker does without wa
 def late_interaction(kb: KB, text: str, intent: str | None, passages: list[str]) -> dict[str, float]:
     """MaxSim over the shipped encoder's token states (Khattab and Zaharia 2020, ColBERT; untrained here): {passage: score}.
 
-    Every word piece of the query takes its best cosine among the passage's pieces; the mean is weighted by the inverse
-    document frequency of the piece's word. Words of the intent weigh less.
+    Every word piece of the query takes its best cosine among the passage's pieces. The mean is weighted by the inverse
+    document frequency of the piece's word, which the pieces of a word share. Words of the intent weigh less.
     """
     from concurrent.futures import ThreadPoolExecutor
     card = find_card(kb, "embed", "")
@@ -7180,8 +7182,8 @@ def late_interaction(kb: KB, text: str, intent: str | None, passages: list[str])
     np = model.np
     parts = [(1.0, text)] + ([(INTENT, intent)] if intent else [])
     wanted = np.concatenate([model.states(part) for _, part in parts])
-    words = [(weight, word) for weight, part in parts for word in model.words(part)]
-    weights = np.array([weight for weight, _ in words]) * word_weights(kb.db, [word for _, word in words])
+    words = [(word, weight * share) for weight, part in parts for word, share in model.words(part)]
+    weights = np.array([weight for _, weight in words]) * word_weights(kb.db, [word for word, _ in words])
 
     def score(passage):
         return float((weights * (wanted @ model.states(passage).T).max(axis=1, initial=-1)).sum() / weights.sum())

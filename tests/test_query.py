@@ -513,7 +513,7 @@ def test_blend_keeps_documents_bounds_and_order(pairs, most):
 
 def test_maxsim_against_its_definition(notes_kb):
     "Each word piece's best cosine, weighted by rarity, from the model's own outputs."
-    model, text = gno.load_embedder(notes_kb, gno.find_card(notes_kb, "embed", "")), "restore the databases"
+    model, text = gno.load_embedder(notes_kb, gno.find_card(notes_kb, "embed", "")), "restore the databases luthier"
     passages = ["Backups\nHow we restore the database after a crash.", "The kiln bakes clay."]
     found = gno.late_interaction(notes_kb, text, None, passages)
 
@@ -522,9 +522,10 @@ def test_maxsim_against_its_definition(notes_kb):
         out = model.session.run(["last_hidden_state"], {"input_ids": [ids], "attention_mask": [[1] * len(ids)]})[0][0][1:-1]
         return out / np.linalg.norm(out, axis=1, keepdims=True)
     n = len(NOTES)
-    idf = np.log(1 + (n - 1 + 0.5) / (1 + 0.5))             # restore and database occur in one note each, "the" is a stop word
+    idf = np.log(1 + (n - 1 + 0.5) / (1 + 0.5))             # each occurs in one note, "the" is a stop word, luthier is lu ##thi ##er
     pieces = [model.tokenizer.id_to_token(i) for i in model.pieces(text)]
-    weights = np.array([0.0 if p == "the" else idf for p in pieces])
+    assert pieces == ["restore", "the", "databases", "lu", "##thi", "##er"]
+    weights = np.array([idf, 0, idf, idf / 3, idf / 3, idf / 3])
     for passage in passages:
         best = (states(text) @ states(passage).T).max(axis=1)
         assert found[passage] == pytest.approx((weights * best).sum() / weights.sum(), abs=1e-5)

@@ -163,7 +163,8 @@ NOTHING: set = set()
     ("tea OR coffee", NOTHING, {"tea", "coffee"}),
     ("tea NOT green", {"tea"}, NOTHING),
     ("NEAR tea", {"tea"}, {"coffee", "ops"}),
-    ("NEAR(tea coffee, 5)", NOTHING, {"coffee"}),            # `NEAR(tea` is two words next to each other
+    # `NEAR(tea` is two words next to each other, or else either of them
+    ("NEAR(tea coffee, 5)", NOTHING, {"coffee", "tea", "ops"}),
     ("title:tea", NOTHING, NOTHING),
     ("{title} : tea", NOTHING, {"tea", "colon"}),
     ("title: body", {"colon"}, NOTHING),
