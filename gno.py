@@ -5219,14 +5219,6 @@ class Embedder:
         states = self.session.run([self.data["outputs"]["tokens"]], {"input_ids": row, "attention_mask": np.ones_like(row)})[0][0][1:-1]
         return states / np.maximum(np.sqrt((states * states).sum(axis=1, keepdims=True)), 1e-12)
 
-    def words(self, text: str) -> list[tuple[str, float]]:
-        "For each piece of states(text): the lower-case word that it is a part of, and its share, 1 / pieces of the word."
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
-        spans: dict[int, list[tuple[int, int]]] = {}
-        for word, span in zip(encoding.word_ids, encoding.offsets):
-            spans.setdefault(word, []).append(span)
-        return [(text[spans[word][0][0]:spans[word][-1][1]].lower(), 1 / len(spans[word])) for word in encoding.word_ids[:self.window]]
-
     def unknown_share(self, text: str) -> float:
         "Share of the text's word pieces that the model has never seen."
         ids = self.pieces(text)
@@ -7171,8 +7163,8 @@ UNMEASURED = "nothing is embedded, and how the built-in reranker does without wa
 def late_interaction(kb: KB, text: str, intent: str | None, passages: list[str]) -> dict[str, float]:
     """MaxSim over the shipped encoder's token states (Khattab and Zaharia 2020, ColBERT; untrained here): {passage: score}.
 
-    Every word piece of the query takes its best cosine among the passage's pieces. The mean is weighted by the inverse
-    document frequency of the piece's word, which the pieces of a word share. Words of the intent weigh less.
+    Every word piece of the query takes its best cosine among the passage's pieces; the score is their mean, in which pieces
+    of the intent weigh less. Weights by rarity were no better (nDCG@10 over five collections 0.632 with none, 0.630 at best).
     """
     from concurrent.futures import ThreadPoolExecutor
     card = find_card(kb, "embed", "")
@@ -7180,10 +7172,9 @@ def late_interaction(kb: KB, text: str, intent: str | None, passages: list[str])
         raise GnoError("MODEL_NOT_FOUND", f"{card.name} gives no token states to rerank with")
     model, since = load_embedder(kb, card), time.monotonic()
     np = model.np
-    parts = [(1.0, text)] + ([(INTENT, intent)] if intent else [])
-    wanted = np.concatenate([model.states(part) for _, part in parts])
-    words = [(word, weight * share) for weight, part in parts for word, share in model.words(part)]
-    weights = np.array([weight for _, weight in words]) * word_weights(kb.db, [word for word, _ in words])
+    parts = [model.states(part) for part in (text, intent) if part]
+    wanted = np.concatenate(parts)
+    weights = np.repeat([1.0, INTENT][:len(parts)], [len(part) for part in parts])
 
     def score(passage):
         return float((weights * (wanted @ model.states(passage).T).max(axis=1, initial=-1)).sum() / weights.sum())
@@ -7198,19 +7189,6 @@ def late_interaction(kb: KB, text: str, intent: str | None, passages: list[str])
             some = passages[at:at + 2 * cores]
             out |= zip(some, workers.map(score, some))
     return out
-
-
-def word_weights(db: sqlite3.Connection, words: list[str]) -> list[float]:
-    """log(1 + (N - df + 0.5) / (df + 0.5)) of each word over the documents; 0 for English stop words and what is no word.
-
-    All 1 where that leaves nothing.
-    """
-    n, weights = db.execute("SELECT count(*) FROM docs_fts_docsize").fetchone()[0], {}
-    for word in dict.fromkeys(words):
-        match = "" if word in STOP_WORDS else " AND ".join(t.match for t in parse_or_nothing(word).terms)
-        df = db.execute("SELECT count(*) FROM docs_fts WHERE docs_fts MATCH ?", [match]).fetchone()[0] if match else 0
-        weights[word] = math.log(1 + (n - df + 0.5) / (df + 0.5)) if match else 0.0
-    return [weights[word] for word in words] if any(weights.values()) else [1.0] * len(words)
 
 
 def blend(ranked: list[tuple[int, float]], scores: dict[int, float]) -> list[tuple[int, float]]:
