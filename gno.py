@@ -36,6 +36,7 @@ import threading
 import time
 import unicodedata
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from datetime import datetime, timedelta, timezone
 from itertools import islice, takewhile
 from typing import (TYPE_CHECKING, Annotated, Any, Callable, Generic, Iterable, Iterator, Literal, NamedTuple, NotRequired, TypeVar,
@@ -4329,7 +4330,7 @@ def project_edges(db: sqlite3.Connection, config: Config) -> list[tuple[str, str
         return []
     docs, names = load_names(db, config)
     if known != (rules,) or len(due) > len(docs) / 2:
-        sources, links = set(docs), db.execute("SELECT doc_id, seq, kind, target FROM links")
+        sources, written = set(docs), db.execute("SELECT doc_id, seq, kind, target FROM links")
         db.execute("DELETE FROM edges")
     else:
         keys = set()
@@ -4341,7 +4342,7 @@ def project_edges(db: sqlite3.Connection, config: Config) -> list[tuple[str, str
         sources = {row[0] for row in due} | {row[0] for row in db.execute(
             "SELECT source FROM edges WHERE key IN (SELECT value FROM json_each(?))", [json.dumps(list(keys))])}
         chosen = [json.dumps(list(sources))]
-        links = db.execute("SELECT doc_id, seq, kind, target FROM links WHERE doc_id IN (SELECT value FROM json_each(?))", chosen)
+        written = db.execute("SELECT doc_id, seq, kind, target FROM links WHERE doc_id IN (SELECT value FROM json_each(?))", chosen)
         db.execute("DELETE FROM edges WHERE source IN (SELECT value FROM json_each(?))", chosen)
     rows, unresolved, related = [], [], {}
     for source in sorted(docs.keys() & sources):
@@ -4353,7 +4354,7 @@ def project_edges(db: sqlite3.Connection, config: Config) -> list[tuple[str, str
             if not found.candidates:
                 unresolved.append((doc.collection, doc.path, f"no document for the relation {kind}: {clip(target, 120)}"))
     memo: dict[tuple, Resolved] = {}
-    for source, seq, kind, target in links:
+    for source, seq, kind, target in written:
         doc = docs.get(source)
         if not doc:                         # inactive
             continue
@@ -4802,7 +4803,7 @@ def derive(kb: KB, c: Collection, entry: Source, stat: dict, data: bytes, source
     if len(text) > MAX_TEXT:
         raise GnoError("TOO_LARGE", f"{len(text):,} characters of text, at most {MAX_TEXT:,} are indexed")
     mirror = canonical(text)
-    meta, body_at, links, tags, title = {}, 0, [], [], ""
+    meta, body_at, written, tags, title = {}, 0, [], [], ""
     if converter_id(ext) not in UNTITLED:
         if ext in MARKDOWN:
             meta, body_at, warning = front_matter(mirror)
@@ -4813,7 +4814,7 @@ def derive(kb: KB, c: Collection, entry: Source, stat: dict, data: bytes, source
         if own_title and title != own_title:    # the title stands in the mirror, so that equal mirrors have equal titles
             mirror = canonical(f"# {own_title}\n\n{mirror}")
             masked, title = mask(mirror, 0), clip(own_title, 300)
-        links = find_links(mirror, masked) if ext in MARKDOWN else []
+        written = find_links(mirror, masked) if ext in MARKDOWN else []
         tags = find_tags(masked, meta, body_at) if ext in MARKDOWN else []
     facts = doc_meta(meta)
     content_type = content_type_of(kb.config.raw.get("contentTypes") or [], c.name, entry.path, ext, facts["type"])
@@ -4831,7 +4832,7 @@ def derive(kb: KB, c: Collection, entry: Source, stat: dict, data: bytes, source
            "meta": json.dumps(meta, ensure_ascii=False), "converter": converter_id(ext),
            "warnings": json.dumps(warnings, ensure_ascii=False), "active": 1, "error_code": "", "error_message": "",
            "indexed_at": iso(time.time())}
-    return Prepared(row, mirror, chunks, tags, links)
+    return Prepared(row, mirror, chunks, tags, written)
 
 
 PATH_TYPES = (("meeting", lazy_re("meeting|standup|retro|minutes")), ("spec", lazy_re("spec|rfc|adr|design")),
@@ -7939,6 +7940,895 @@ def ls(kb, scope: Annotated[str | None, Arg("a collection, a folder as collectio
                           for docid, collection, path, title, size, mtime, error in rows], "total": total}
 
 
+# ==== Links and graph: what points where, paths, report ===============================================================
+
+LINK_KINDS = ("wiki", "markdown", "similar")                             # of an edge; links have its place in EDGE_SOURCES
+GRAPH_RESOLUTIONS = (*RESOLUTIONS, "similarity")                         # of an edge, the strongest first
+GRAPH_CONFIDENCE = (*LINK_CONFIDENCE, "similarity")
+COMMUNITY_SWEEPS, COMMUNITY_NODES = 8, 2000
+COMMUNITY_WEIGHT = (100, 100, 75, 50, 35)                                # percent, by the edge's place in GRAPH_RESOLUTIONS
+SIMILAR_DOCS = 200       # documents whose neighbours by meaning are looked for in one call
+TEXT_LINES = 200         # of a list in text content
+# what a link may name that is no note, so that nothing is wrong when it names no document
+ATTACHMENT = lazy_re(r".*\.(?:" + "|".join(sorted(ext[1:] for ext in CONVERTERS.keys() - TEXT_EXTENSIONS - CODE_EXTENSIONS)) +
+                     "|avif|bmp|gif|jpe?g|png|svg|webp|tiff?|heic|ico|flac|m4a|mp3|og[gav]|opus|wav|web[am]|3gp|mkv|mov|mp4|avi|"
+                     "zip|7z|rar|tar|gz|tgz|xz|bz2|docx?|pptx?|xlsx?|od[tsp]|rtf|canvas|excalidraw|drawio|psd|ttf|otf|woff2?)")
+
+
+class Position(TypedDict):
+    "Where a link begins; the column counts UTF-16 units."
+    start_line: int
+    start_col: int
+
+
+class LinkTarget(TypedDict):
+    "A document that a link leads to."
+    docid: str
+    uri: str
+    title: str
+
+
+class DocLink(TypedDict):
+    "A link as written, and what it means; several equally good candidates are named, the first is meant."
+    target_ref: str
+    target_anchor: NotRequired[str]
+    target_collection: NotRequired[str]
+    link_type: Literal["wiki", "markdown"]
+    link_text: NotRequired[str]
+    position: Position
+    resolved: LinkTarget | None
+    attachment: NotRequired[bool]
+    confidence: NotRequired[Literal["explicit", "inferred", "ambiguous"]]
+    match_count: NotRequired[int]
+    candidates: NotRequired[list[str]]
+
+
+class LinksMeta(TypedDict):
+    "Whose links these are. resolutionAvailable is false while a sync has not resolved them yet."
+    docid: str
+    uri: str
+    title: str
+    total_links: int
+    resolved_count: int
+    resolution_available: bool
+    filter_type: Literal["wiki", "markdown"] | None
+
+
+class DocLinks(TypedDict):
+    "The links of a document in text order."
+    links: list[DocLink]
+    meta: LinksMeta
+
+
+def more_lines(lines: list[str]) -> list[str]:
+    "Lines of a list, cut to what text content holds."
+    return lines[:TEXT_LINES] + ([f"  ... {len(lines) - TEXT_LINES:,} more"] if len(lines) > TEXT_LINES else [])
+
+
+def links_text(result, raw) -> str:
+    "`[type] target (line n)` lines as the seed has them, with where they lead."
+    lines = []
+    for link in result["links"]:
+        target = link.get("targetCollection", "") + ":" * ("targetCollection" in link) + link["targetRef"]
+        target += "#" + link["targetAnchor"] if "targetAnchor" in link else ""
+        target += f' "{link["linkText"]}"' if "linkText" in link else ""
+        where = link["resolved"]["uri"] if link["resolved"] else "attachment" if link.get("attachment") else "no such document"
+        also = f" or {plural(len(link['candidates']) - 1, 'other')}" if "candidates" in link else ""
+        lines.append(f"  [{link['linkType']}] {target} (line {link['position']['startLine']}) -> {where}{also}")
+    said = f"{plural(len(lines), 'outgoing link')} in {result['meta']['uri']}"
+    return "\n".join([f"Found {said}:", "", *more_lines(lines)]) if lines else f"No {said.removeprefix('0 ')}"
+
+
+DocRef = Annotated[str, Arg("gno:// URI, collection/path or #docid", 1)]
+
+
+@tool(schema="links", text=links_text, formats=("md",), title="Links of a document")
+def links(kb, ref: DocRef, type_: Annotated[Literal["wiki", "markdown"] | None, Arg("only links of this type")] = None) -> DocLinks:
+    """Get the outgoing links of a document, in text order, with the documents they lead to.
+
+    Raises INVALID_INPUT, NOT_FOUND.
+    """
+    kb, doc, *_ = resolve(kb, ref)
+    rows = kb.db.execute("""
+        SELECT l.kind, l.target, l.anchor, l.alias, l.line, l.col, e.seq, e.target, e.key, e.resolution, e.match_count
+        FROM links l LEFT JOIN edges e ON e.source = l.doc_id AND e.seq = l.seq
+        WHERE l.doc_id = ? AND (? IS NULL OR l.kind = ?) ORDER BY l.seq""", [doc.id, type_, type_]).fetchall()
+    candidates: dict[tuple[str, str], tuple[int, ...]] = {}
+    if any(row[10] and row[10] > 1 for row in rows):        # only then is it worth reading every name
+        docs, names = load_names(kb.db, kb.config)
+        candidates = {row[:2]: resolve_target(names, docs[doc.id], *row[:2]).candidates for row in rows if row[10] and row[10] > 1}
+    nodes = load_nodes(kb, list(kb.config.collections), [*{row[7] for row in rows if row[7]}.union(*candidates.values())])
+    out: list[DocLink] = []
+    for kind, target, anchor, alias, line, col, _, meant, key, resolution, count in rows:
+        home, colon, rest = target.partition(":")
+        named = kind == "wiki" and colon and home.lower() in kb.config.collections
+        entry: DocLink = {"targetRef": rest.strip() if named else target, "linkType": kind, "position": {"startLine": line, "startCol": col},
+                          "resolved": None}
+        entry |= {"targetAnchor": anchor} if anchor else {}
+        entry |= {"targetCollection": home.lower()} if named else {}
+        entry |= {"linkText": alias} if alias and alias != target else {}
+        if meant in nodes:
+            entry |= {"resolved": {"docid": nodes[meant].docid, "uri": nodes[meant].uri(kb), "title": nodes[meant].title},
+                      "confidence": LINK_CONFIDENCE[resolution], "matchCount": count}
+            if count > 1:
+                entry["candidates"] = [nodes[i].uri(kb) for i in candidates[kind, target] if i in nodes]
+        elif ATTACHMENT.fullmatch(key or ""):
+            entry["attachment"] = True
+        out.append(entry)
+    return {"links": out, "meta": {"docid": doc.docid, "uri": kb.uri(doc.collection, doc.path), "title": doc.title, "totalLinks": len(out),
+                                   "resolvedCount": sum(entry["resolved"] is not None for entry in out),
+                                   "resolutionAvailable": all(row[6] is not None for row in rows), "filterType": type_}}
+
+
+class Backlink(TypedDict):
+    "A link to the document; linkText is what it shows."
+    source_docid: str
+    source_doc_uri: str
+    source_doc_title: str
+    link_text: str
+    link_type: Literal["wiki", "markdown"]
+    position: Position
+    confidence: Literal["explicit", "inferred", "ambiguous"]
+    match_count: int
+
+
+class BacklinksMeta(TypedDict):
+    "Where these links lead."
+    docid: str
+    uri: str
+    title: str
+    total_backlinks: int
+    filter_collection: str | None
+
+
+class Backlinks(TypedDict):
+    "The links to a document by uri and place, one entry for each time it is linked."
+    backlinks: list[Backlink]
+    meta: BacklinksMeta
+
+
+def backlinks_text(result, raw) -> str:
+    "`uri \"title\" (line n)` lines as the seed has them."
+    lines = [f'  {b["sourceDocUri"]} "{b["sourceDocTitle"]}" (line {b["position"]["startLine"]})'
+             + (f" ambiguous, {b['matchCount']} matches" if b["confidence"] == "ambiguous" else "") for b in result["backlinks"]]
+    said = f"{plural(len(lines), 'backlink')} to {result['meta']['uri']}"
+    return "\n".join([f"Found {said}:", "", *more_lines(lines)]) if lines else f"No {said.removeprefix('0 ')}"
+
+
+@tool(schema="backlinks", text=backlinks_text, formats=("md",), title="Links to a document")
+def backlinks(kb, ref: DocRef, collection: Annotated[str | None, Arg("only links from documents of this collection")] = None) -> Backlinks:
+    """Get the documents that link to a document, with the line of each link.
+
+    Raises INVALID_INPUT, NOT_FOUND.
+    """
+    names = [c.name for c in kb.chosen(collection)]
+    kb, doc, *_ = resolve(kb, ref)
+    rows = kb.db.execute("""
+        SELECT d.docid, d.collection, d.path, d.title, l.kind, l.alias, l.target, l.line, l.col, e.resolution, e.match_count
+        FROM edges e JOIN links l ON l.doc_id = e.source AND l.seq = e.seq JOIN documents d ON d.id = e.source
+        WHERE e.target = ? AND d.active AND d.collection IN (SELECT value FROM json_each(?))""", [doc.id, json.dumps(names)])
+    found: list[Backlink] = [
+        {"sourceDocid": docid, "sourceDocUri": kb.uri(home, path), "sourceDocTitle": title, "linkText": alias or target, "linkType": kind,
+         "position": {"startLine": line, "startCol": col}, "confidence": LINK_CONFIDENCE[resolution], "matchCount": count}
+        for docid, home, path, title, kind, alias, target, line, col, resolution, count in rows]
+    found.sort(key=lambda b: (b["sourceDocUri"], b["position"]["startLine"], b["position"]["startCol"]))
+    return {"backlinks": found, "meta": {"docid": doc.docid, "uri": kb.uri(doc.collection, doc.path), "title": doc.title,
+                                         "totalBacklinks": len(found), "filterCollection": names[0] if collection else None}}
+
+
+class Node(NamedTuple):
+    "A visible document in the graph. `id` is its docid, or its uri where that docid means another document."
+    doc: int
+    collection: str
+    path: str
+    docid: str
+    title: str
+    content_type: str
+    id: str
+
+    def uri(self, kb: KB) -> str:
+        "Its gno:// uri."
+        return kb.uri(self.collection, self.path)
+
+
+# All links of one kind from one document to another: the best resolution (place in GRAPH_RESOLUTIONS; of a typed edge its
+# confidence * 3 + edge source), the number of matches, and how many links there are, or how similar the documents are.
+Edge = tuple[int, int, float]
+Edges = dict[tuple[int, int, Any], Edge]    # by source, target and place in LINK_KINDS, or the type of a typed edge
+
+
+def load_nodes(kb: KB, names: list[str], docs: list[int] | None = None) -> dict[int, Node]:
+    "The visible documents of these collections, or those of them in `docs`."
+    rows = kb.db.execute("SELECT id, collection, path, docid, title, content_type, docid FROM documents WHERE active AND collection IN "
+                         "(SELECT value FROM json_each(?))" + ("" if docs is None else " AND id IN (SELECT value FROM json_each(?))"),
+                         [json.dumps(names), *([] if docs is None else [json.dumps(docs)])])
+    nodes = {row[0]: Node._make(row) for row in rows}
+    same: dict[str, list[tuple[str, int]]] = {}             # resolve() takes a docid to mean its lowest uri
+    for doc, collection, path, docid in kb.db.execute("""
+            SELECT id, collection, path, docid FROM documents WHERE active AND collection IN (SELECT value FROM json_each(?))
+            AND docid IN (SELECT docid FROM documents GROUP BY docid HAVING count(*) > 1)""", [json.dumps(list(kb.config.collections))]):
+        same.setdefault(docid, []).append((kb.uri(collection, path), doc))
+    for twins in same.values():
+        for uri, doc in sorted(twins)[1:]:
+            if doc in nodes:
+                nodes[doc] = nodes[doc]._replace(id=uri)
+    return nodes
+
+
+def load_graph(kb: KB, names: list[str], docs: list[int] | None = None, typed=False) -> tuple[dict[int, Node], Edges]:
+    """The graph of these collections, or the edges that touch `docs` and the documents at their ends: what all graph tools see.
+
+    Edges are links; with `typed` links and relations under their edge type. A document's links to itself are left out.
+    """
+    columns = "edge_type, confidence * 3 + edge_source, 0" if typed else "edge_source, resolution, match_count"
+    sql = f"SELECT source, target, {columns} FROM edges WHERE target != source" + ("" if typed else " AND seq >= 0")
+    if docs is None:
+        rows, ends = kb.db.execute(sql).fetchall(), None
+    else:
+        rows = kb.db.execute(f"WITH docs(id) AS (SELECT value FROM json_each(?)) {sql} AND source IN docs "
+                             f"UNION ALL {sql} AND target IN docs AND source NOT IN docs", [json.dumps(docs)]).fetchall()
+        ends = [*{*docs, *[row[0] for row in rows], *[row[1] for row in rows]}]
+    nodes = load_nodes(kb, names, ends)
+    edges: Edges = {}
+    for source, target, kind, resolution, count in rows:
+        if source in nodes and target in nodes:
+            key, weight = (source, target, kind), 1
+            if old := edges.get(key):
+                resolution, count, weight = min(old[0], resolution), max(old[1], count), old[2] + 1
+            edges[key] = resolution, count, weight
+    return nodes, edges
+
+
+def unresolved_of(db: sqlite3.Connection, nodes: dict[int, Node]) -> dict[str, int]:
+    "How many links of these documents lead to no document, by kind; attachments are no documents."
+    found = [kind for source, kind, key in db.execute("SELECT source, edge_source, key FROM edges WHERE target IS NULL AND seq >= 0")
+             if source in nodes and not ATTACHMENT.fullmatch(key)]
+    return {"wiki": found.count(0), "markdown": found.count(1)}
+
+
+def degrees(edges: Edges) -> dict[int, int]:
+    "Distinct documents linked to plus distinct documents linked from, similarity apart."
+    pairs = {key[:2] for key in edges if key[2] != 2}
+    counts = Counter([source for source, _ in pairs])
+    counts.update([target for _, target in pairs])
+    return counts
+
+
+def near_of(edges: Edges) -> dict[int, list[int]]:
+    "The neighbours of every document in either direction; one that is linked more than once stands there more than once."
+    near: dict[int, list[int]] = {}
+    for source, target, _ in edges:
+        near.setdefault(source, []).append(target)
+        near.setdefault(target, []).append(source)
+    return near
+
+
+class Graph(NamedTuple):
+    "What of the graph a graph tool sees. Neighbours and paths come from the whole index, whatever the limits."
+    collection: One = None
+    limit: Annotated[int, Arg("maximum nodes", 1, 5000, "-n")] = 2000
+    edge_limit: Annotated[int, Arg("maximum edges", 1, 50000)] = 10000
+    include_similar: Annotated[bool, Arg("also edges between documents of similar meaning")] = False
+    threshold: Annotated[float, Arg("least similarity of such an edge", 0, 1)] = 0.7
+    linked_only: Annotated[bool, Arg("leave out isolated documents")] = True
+    similar_top_k: Annotated[int, Arg("similar documents per node", 1, 20)] = 5
+
+
+class GraphNode(TypedDict):
+    "A document in the graph."
+    id: str
+    uri: str
+    title: str
+    collection: str
+    rel_path: str
+    degree: int
+    community_id: NotRequired[str]
+
+
+class GraphAudit(TypedDict):
+    "How an edge came about."
+    resolution: Literal["exact-title", "exact-path", "path-fallback", "ambiguous-fallback", "similarity"]
+    match_count: NotRequired[int]
+    score: NotRequired[float]
+
+
+class GraphLink(TypedDict):
+    "An edge; the weight is the number of links, or the similarity."
+    source: str
+    target: str
+    type: Literal["wiki", "markdown", "similar"]
+    weight: float
+    confidence: Literal["explicit", "inferred", "ambiguous", "similarity"]
+    audit: GraphAudit
+
+
+class GraphMeta(TypedDict):
+    "Filters and counts; totals are those before the limits."
+    collection: str | None
+    node_limit: int
+    edge_limit: int
+    total_nodes: int
+    total_edges: int
+    total_edges_unresolved: int
+    returned_nodes: int
+    returned_edges: int
+    truncated: bool
+    linked_only: bool
+    included_similar: bool
+    similar_available: bool
+    similar_top_k: int
+    similar_truncated_by_compute_budget: bool
+    warnings: list[str]
+
+
+class Community(TypedDict):
+    "Documents that link to each other more than to others; density is edges by pairs of documents."
+    id: str
+    label: str
+    size: int
+    edge_count: int
+    density: float
+    top_nodes: list[GraphNode]
+
+
+class Communities(TypedDict):
+    "Communities of the returned nodes, the ten largest in full."
+    total: int
+    algorithm: Literal["deterministic-label-propagation"]
+    skipped: bool
+    assignments: dict[str, str]
+    top: list[Community]
+
+
+class Isolated(TypedDict):
+    "Documents without links to or from others."
+    total: int
+    examples: list[GraphNode]
+
+
+class UnresolvedLinks(TypedDict):
+    "Links that lead to no document."
+    total: int
+    by_type: dict[str, int]
+
+
+class GraphReport(TypedDict):
+    "The state of the whole graph. A bridge candidate is a document without which a part of the graph would be cut off."
+    hubs: list[GraphNode]
+    bridge_candidates: list[GraphNode]
+    isolated: Isolated
+    unresolved_links: UnresolvedLinks
+    edge_types: dict[str, int]
+    edge_confidence: dict[str, int]
+    audit: dict[str, int]
+    communities: Communities
+
+
+class GraphResult(TypedDict):
+    "Documents and the links between them."
+    nodes: list[GraphNode]
+    links: list[GraphLink]
+    report: GraphReport
+    meta: GraphMeta
+
+
+def node_line(node, more="") -> str:
+    "A node as text lists show it."
+    return f"  [{node['id']}] {node['uri']} \"{clip(node['title'], 120)}\"{more}"
+
+
+def graph_text(result, raw) -> str:
+    "The counts and best-linked nodes as the seed has them, then the report."
+    meta, report, parts = result["meta"], result["report"], []
+    for title, nodes in (("Top nodes by degree", report["hubs"]), ("Bridges (without them a part is cut off)", report["bridgeCandidates"])):
+        parts += [f"{title}:\n" + "\n".join(node_line(n, f" (degree: {n['degree']})") for n in nodes)] if nodes else []
+    groups = [f"  {c['id']} {clip(c['label'], 60)}: {plural(c['size'], 'node')}, {plural(c['edgeCount'], 'edge')}"
+              for c in report["communities"]["top"][:5] if c["size"] > 1]
+    parts += ["Communities:\n" + "\n".join(groups)] if groups else []
+    lines = [f"Collection: {meta['collection']}"] if meta["collection"] else []
+    lines += [f"{name}: " + ", ".join(f"{n:,} {key}" for key, n in counts.items() if n) for name, counts in
+              (("Edges", report["edgeTypes"]), ("Confidence", report["edgeConfidence"]), ("Unresolved links", report["unresolvedLinks"]["byType"]))
+              if any(counts.values())]
+    lines += [f"Isolated: {plural(report['isolated']['total'], 'document')}"]
+    lines += [f"Returned: {meta['returnedNodes']:,} nodes, {meta['returnedEdges']:,} edges (limits)"] if meta["truncated"] else []
+    parts += ["\n".join([*lines, *[f"Note: {warning}" for warning in meta["warnings"]]])]
+    return f"Knowledge Graph: {plural(meta['totalNodes'], 'node')}, {plural(meta['totalEdges'], 'edge')}\n\n" + "\n\n".join(parts)
+
+
+@tool(schema="graph", text=graph_text, formats=("md", "dot", "mermaid"), title="Knowledge graph")
+def graph(kb, scope: Graph = Graph()) -> GraphResult:
+    """Get the knowledge graph: documents, the links between them, and a report with hubs, bridges, isolated documents,
+    unresolved links, trust in edges and communities.
+
+    Nodes come by degree, edges in the order of their nodes. Raises NOT_FOUND (collection).
+    """
+    names = [c.name for c in kb.chosen(scope.collection)]
+    nodes, edges = load_graph(kb, names)
+    counts = degrees(edges)
+    order = sorted(nodes.values(), key=lambda node: (-counts[node.doc], node.id))
+    joined = sum(1 for node in order if counts[node.doc])
+    total = joined if scope.linked_only else len(order)
+    chosen = order[:min(total, scope.limit)]
+    bridges, space = articulation_points(near_of(edges)), similar_space(kb)
+    if space and scope.include_similar:
+        edges |= similar_edges(kb.db, space, {node.doc: node for node in chosen}, [node.doc for node in chosen], scope)
+    place = {node.doc: n for n, node in enumerate(chosen)}
+    shown = sorted([(place[s], place[t], kind) for s, t, kind in edges if s in place and t in place])
+    skipped = len(chosen) > COMMUNITY_NODES
+    groups = [] if skipped else find_communities(chosen, [(s, t, edges[chosen[s].doc, chosen[t].doc, kind]) for s, t, kind in shown])
+    group_of = {n: f"c{i}" for i, members in enumerate(groups, 1) for n in members}
+
+    def show(node: Node) -> GraphNode:
+        group = group_of.get(place.get(node.doc, -1))
+        return {**node_json(kb, node, counts), **({"communityId": group} if group else {})}
+    kinds, trust = Counter([kind for _, _, kind in edges]), Counter([GRAPH_CONFIDENCE[edge[0]] for edge in edges.values()])
+    lost = unresolved_of(kb.db, nodes)
+    inside = Counter(group_of[s] for s, t, _ in shown if group_of and group_of[s] == group_of[t])
+    top: list[Community] = [
+        {"id": f"c{i}", "label": chosen[members[0]].title, "size": len(members), "edgeCount": inside[f"c{i}"],
+         "density": round(2 * inside[f"c{i}"] / max(len(members) * (len(members) - 1), 1), 6), "topNodes": [show(chosen[n]) for n in members[:5]]}
+        for i, members in enumerate(groups[:10], 1)]
+    report: GraphReport = {
+        "hubs": [show(node) for node in order[:min(joined, 10)]],
+        "bridgeCandidates": [show(node) for node in islice((node for node in order if node.doc in bridges), 10)],
+        "isolated": {"total": len(order) - joined, "examples": [show(node) for node in order[joined:joined + 10]]},
+        "unresolvedLinks": {"total": sum(lost.values()), "byType": lost},
+        "edgeTypes": {name: kinds[kind] for kind, name in enumerate(LINK_KINDS)},
+        "edgeConfidence": {name: trust[name] for name in dict.fromkeys(GRAPH_CONFIDENCE)},
+        "audit": {f"{name}Edges": trust[name] for name in ("inferred", "ambiguous", "similarity")},
+        "communities": {"total": len(groups), "algorithm": "deterministic-label-propagation", "skipped": skipped,
+                        "assignments": {chosen[n].id: group for n, group in group_of.items()}, "top": top}}
+    drawn = [link_json(chosen[s], chosen[t], kind, edges[chosen[s].doc, chosen[t].doc, kind]) for s, t, kind in shown[:scope.edge_limit]]
+    meta = graph_meta(scope, names, sum(lost.values()), (total, len(edges)), (len(chosen), len(drawn)), space, len(chosen))
+    meta["warnings"] += [f"communities are only worked out for up to {COMMUNITY_NODES:,} nodes"] if skipped else []
+    return {"nodes": [show(node) for node in chosen], "links": drawn, "report": report, "meta": meta}
+
+
+def node_json(kb: KB, node: Node, counts: dict[int, int]) -> GraphNode:
+    "A node on the wire."
+    return {"id": node.id, "uri": node.uri(kb), "title": node.title, "collection": node.collection, "relPath": node.path,
+            "degree": counts[node.doc]}
+
+
+def link_json(source: Node, target: Node, kind: int, edge: Edge) -> GraphLink:
+    "An edge on the wire."
+    resolution, count, weight = edge
+    return {"source": source.id, "target": target.id, "type": LINK_KINDS[kind], "weight": weight, "confidence": GRAPH_CONFIDENCE[resolution],
+            "audit": {"resolution": GRAPH_RESOLUTIONS[resolution], **({"score": weight} if kind == 2 else {"matchCount": count})}}
+
+
+def graph_meta(scope: Graph, names: list[str], lost: int, totals: tuple[int, int], returned: tuple[int, int], space: int | None, asked: int,
+               ) -> GraphMeta:
+    "meta from unresolved links, (nodes, edges) before and after the limits, similar_space() and how many documents to compare."
+    similar = scope.include_similar and bool(space)
+    warnings = [] if similar or not scope.include_similar else ["no similarity edges: no vectors of the model are stored; gno_status says more"]
+    return {"collection": names[0] if scope.collection else None, "nodeLimit": scope.limit, "edgeLimit": scope.edge_limit,
+            "totalNodes": totals[0], "totalEdges": totals[1], "totalEdgesUnresolved": lost, "returnedNodes": returned[0],
+            "returnedEdges": returned[1], "truncated": totals != returned, "linkedOnly": scope.linked_only,
+            "includedSimilar": similar, "similarAvailable": bool(space), "similarTopK": scope.similar_top_k,
+            "similarTruncatedByComputeBudget": similar and asked > SIMILAR_DOCS, "warnings": warnings}
+
+
+def articulation_points(near: dict[int, list[int]]) -> set[int]:
+    """The nodes without which the part of the graph they stand in falls apart (Hopcroft and Tarjan 1973).
+
+    >>> articulation_points({1: [2], 2: [1, 3], 3: [2]})
+    {2}
+    """
+    points, order, low = set(), {}, {}      # low: the least order that is reached from below without passing the parent
+    for root in near:
+        if root in order:
+            continue
+        order[root] = low[root] = len(order)
+        stack, branches = [(root, root, iter(near[root]))], 0
+        while stack:
+            node, parent, rest = stack[-1]
+            for other in rest:
+                if other not in order:
+                    order[other] = low[other] = len(order)
+                    stack.append((other, node, iter(near[other])))
+                    break
+                if other != parent and order[other] < low[node]:
+                    low[node] = order[other]
+            else:
+                stack.pop()
+                low[parent] = min(low[parent], low[node])
+                if parent == root:
+                    branches += node != root
+                elif low[node] >= order[parent]:
+                    points.add(parent)
+        if branches > 1:
+            points.add(root)
+    return points
+
+
+def find_communities(nodes: list[Node], edges: list[tuple[int, int, Edge]]) -> list[list[int]]:
+    """Groups of places in `nodes`, largest first, by label propagation that gives the same for the same graph.
+
+    In the order of their ids, nodes take the label that pulls most, ties by the smaller label, until none changes.
+    """
+    by_id = sorted(range(len(nodes)), key=lambda n: nodes[n].id)
+    label = dict(zip(by_id, range(len(nodes))))
+    near: list[dict[int, int]] = [{} for _ in nodes]
+    for s, t, (resolution, _, weight) in edges:
+        pull = round(max(weight, 0.01) * 100) * COMMUNITY_WEIGHT[resolution]       # whole numbers: ties do not hang on the order
+        near[s][t] = near[s].get(t, 0) + pull
+        near[t][s] = near[t].get(s, 0) + pull
+    due = {n for n in by_id if near[n]}     # those whose neighbours changed since they were looked at
+    for _ in range(COMMUNITY_SWEEPS):
+        for n in filter(due.__contains__, by_id):
+            due.remove(n)
+            pulls: dict[int, int] = {}
+            for other, pull in near[n].items():
+                pulls[label[other]] = pulls.get(label[other], 0) + pull
+            most = max(pulls.values())
+            best = min([name for name, pull in pulls.items() if pull == most])
+            if best != label[n]:
+                label[n] = best
+                due.update(near[n])
+    groups: dict[int, list[int]] = {}
+    for n in range(len(nodes)):
+        groups.setdefault(label[n], []).append(n)
+    return sorted(groups.values(), key=lambda group: (-len(group), min(nodes[n][1:3] for n in group)))
+
+
+def similar_space(kb: KB) -> int | None:
+    "The fingerprint whose stored vectors similarity edges compare; None where there are none or nothing to read them with."
+    if missing_packages("numpy"):
+        return None
+    try:
+        space = fingerprint_id(kb.db, model_card(kb))
+    except GnoError:                        # no model, no vectors of its
+        return None
+    return space if kb.db.execute("SELECT 1 FROM vectors WHERE fingerprint = ? LIMIT 1", [space]).fetchone() else None
+
+
+def similar_edges(db: sqlite3.Connection, space: int, nodes: dict[int, Node], docs: list[int], scope: Graph) -> Edges:
+    """Edges from the first SIMILAR_DOCS of `docs` to the nodes most like them, by the cosine of their first chunks' vectors.
+
+    They have no direction: the smaller id comes first.
+    """
+    np, = need("numpy")
+    rows = db.execute("""SELECT d.id, v.embedding FROM documents d JOIN chunks c ON c.mirror_id = d.mirror_id AND c.cut = d.cut AND c.seq = 0
+        JOIN vectors v ON v.fingerprint = ? AND v.input_hash = c.input_hash WHERE d.id IN (SELECT value FROM json_each(?))""",
+                      [space, json.dumps(list(nodes))]).fetchall()
+    rows.sort(key=lambda row: nodes[row[0]].id)             # so that argsort, which is stable, settles ties by id
+    place = {row[0]: n for n, row in enumerate(rows)}
+    asked = [place[doc] for doc in docs[:SIMILAR_DOCS] if doc in place]
+    edges: Edges = {}
+    if not asked:
+        return edges
+    vectors = np.frombuffer(b"".join(row[1] for row in rows), np.int8).reshape(len(rows), -1)
+    norms = np.maximum(np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.int64)), 1e-12)
+    wanted = vectors[asked].astype(np.float32)              # the products are whole numbers that float32 holds exactly
+    dots = np.concatenate([wanted @ vectors[at:at + 4096].astype(np.float32).T for at in range(0, len(rows), 4096)], axis=1)
+    for n, cosines in zip(asked, np.round(dots / norms / norms[asked][:, None], 6)):
+        cosines[n] = -1                     # itself
+        for other in np.argsort(-cosines, kind="stable")[:scope.similar_top_k].tolist():
+            if cosines[other] >= scope.threshold and other != n:
+                first, second = sorted((n, other))
+                edges[rows[first][0], rows[second][0], 2] = 4, 0, min(float(cosines[other]), 1.0)
+    return edges
+
+
+def find_node(kb: KB, ref: str, names: list[str]) -> tuple[KB, int]:
+    """The document of these collections that a reference, a path in its collection or a title means, and its kb.
+
+    Raises NOT_FOUND, and INVALID_INPUT where several are meant.
+    """
+    try:
+        kb, doc, *_ = resolve(kb, ref)
+        if doc.collection not in names:
+            raise GnoError("NOT_FOUND", f"{kb.uri(doc.collection, doc.path)} is not in the collection {', '.join(names)}")
+        return kb, doc.id
+    except GnoError as e:
+        nodes, wanted = list(load_nodes(kb, names).values()), ref.strip()
+        for said in (lambda node: node.path, lambda node: node.title):
+            for same in (nfc, fold):
+                found = [node for node in nodes if same(said(node)) == same(wanted)]
+                if len(found) > 1:
+                    raise GnoError("INVALID_INPUT", f"{clip(ref, 120)!r} is ambiguous",
+                                   "candidates: " + ", ".join(sorted(node.uri(kb) for node in found)[:10])) from None
+                if found:
+                    return kb, found[0].doc
+        if e.code == "INVALID_INPUT" and "/" not in ref and not ref.startswith("#"):
+            raise GnoError("NOT_FOUND", f"Document not found: {clip(ref, 120)}", "give a uri, collection/path, #docid, path or exact title") from None
+        raise
+
+
+NodeRef = Annotated[str, Arg("gno:// URI, #docid, collection/path, path in its collection, or exact title", 1)]
+Direction = Annotated[Literal["both", "out", "in"], Arg("edges to follow: out of the document, into it, or both")]
+
+
+class Neighbor(TypedDict):
+    "An edge and the document at its other end."
+    node: GraphNode
+    direction: Literal["out", "in"]
+    edge: GraphLink
+
+
+class NeighborsMeta(GraphMeta):
+    "Counts of this neighbourhood."
+    direction: Literal["both", "out", "in"]
+    total_neighbors: int
+
+
+class Neighbors(TypedDict):
+    "A document's neighbours, one entry for each edge."
+    source: GraphNode
+    neighbors: list[Neighbor]
+    meta: NeighborsMeta
+
+
+def neighbors_text(result, raw) -> str:
+    "A line for each edge."
+    lines = [f"  {'<-' if n['direction'] == 'in' else '->'} [{n['edge']['type']}]{node_line(n['node'])[1:]}"
+             + (f" ({n['edge']['confidence']})" if n["edge"]["confidence"] != "explicit" else "") for n in result["neighbors"]]
+    meta, said = result["meta"], f"of {result['source']['uri']}"
+    lines = more_lines(lines) + ([f"\n{meta['totalNeighbors']:,} in all; limit and edgeLimit give more"] if meta["truncated"] else [])
+    return "\n".join([f"Found {plural(len(result['neighbors']), 'neighbor')} {said}:", "", *lines]) if lines else f"No neighbors {said}"
+
+
+@tool(cli="graph neighbors", schema="graph-neighbors", text=neighbors_text, formats=("md",), title="Neighbors in the graph")
+def graph_neighbors(kb, ref: NodeRef, direction: Direction = "both", scope: Graph = Graph()) -> Neighbors:
+    """Find what a document links to and what links to it. Follow with gno_get for evidence.
+
+    Sorted by direction, type and uri. Raises INVALID_INPUT, NOT_FOUND.
+    """
+    names = [c.name for c in kb.chosen(scope.collection)]
+    kb, doc = find_node(kb, ref, names)
+    nodes, edges = load_graph(kb, names, [doc])
+    space = similar_space(kb)
+    if space and scope.include_similar:
+        nodes = load_nodes(kb, names)
+        edges |= similar_edges(kb.db, space, nodes, [doc], scope)
+    found = []
+    for (source, target, kind), edge in edges.items():
+        way = "in" if (direction == "in" if kind == 2 else target == doc) else "out"        # similarity has no direction
+        if direction in ("both", way):
+            other = nodes[source if target == doc else target]
+            found.append((way, LINK_KINDS[kind], other.collection, other.path, other, link_json(nodes[source], nodes[target], kind, edge)))
+    found.sort(key=lambda entry: entry[:4])
+    ends = dict.fromkeys(entry[4].doc for entry in found)
+    kept = set(islice(ends, scope.limit))
+    returned = [entry for entry in found if entry[4].doc in kept][:scope.edge_limit]
+    counts = degrees(load_graph(kb, names, [doc, *kept])[1])
+    meta = graph_meta(scope, names, sum(unresolved_of(kb.db, {doc: nodes[doc]}).values()), (len(ends) + 1, len(found)),
+                      (len({entry[4].doc for entry in returned}) + 1, len(returned)), space, 1)
+    return {"source": node_json(kb, nodes[doc], counts),
+            "neighbors": [{"node": node_json(kb, other, counts), "direction": way, "edge": edge} for way, *_, other, edge in returned],
+            "meta": {**meta, "direction": direction, "totalNeighbors": len(found)}}
+
+
+class PathMeta(GraphMeta):
+    "Whether a path was found and how long it is; totals are those of the graph."
+    max_depth: int
+    found: bool
+    hops: int
+
+
+class NodePath(TypedDict):
+    "A shortest path: n documents and the n - 1 edges between them."
+    nodes: list[GraphNode]
+    edges: list[GraphLink]
+
+
+class PathResult(TypedDict):
+    "How two documents are connected."
+    from_: GraphNode
+    to: GraphNode
+    path: NodePath | None
+    meta: PathMeta
+
+
+def path_text(result, raw) -> str:
+    "The documents of the path, each with the edge that leads to it."
+    meta, path = result["meta"], result["path"]
+    said = f"from {result['from']['uri']} to {result['to']['uri']}"
+    if path is None:
+        return f"No path {said} within {plural(meta['maxDepth'], 'hop')}"
+    lines = [node_line(path["nodes"][0])]
+    for before, node, edge in zip(path["nodes"], path["nodes"][1:], path["edges"]):
+        lines.append(f"  {'->' if edge['source'] == before['id'] else '<-'} [{edge['type']}]{node_line(node)[1:]}"
+                     + (f" ({edge['confidence']})" if edge["confidence"] != "explicit" else ""))
+    return f"Path {said}: {plural(meta['hops'], 'hop')}\n\n" + "\n".join(lines)
+
+
+@tool(cli="graph path", schema="graph-path", text=path_text, formats=("md",), title="Path in the graph")
+def graph_path(kb, from_: NodeRef, to: NodeRef, max_depth: Annotated[int, Arg("most hops to search", 1, 12)] = 6,
+               scope: Graph = Graph()) -> PathResult:
+    """Find the shortest path of links between two documents, in whichever direction the links go.
+
+    Raises INVALID_INPUT, NOT_FOUND.
+    """
+    names = [c.name for c in kb.chosen(scope.collection)]
+    kb, start = find_node(kb, from_, names)
+    other_kb, goal = find_node(kb, to, names)
+    if other_kb is not kb:
+        raise GnoError("INVALID_INPUT", "from and to are in different indexes")
+    nodes, edges = load_graph(kb, names)
+    counts, space = degrees(edges), similar_space(kb)
+    if space and scope.include_similar:
+        edges |= similar_edges(kb.db, space, nodes, [start, goal, *sorted(nodes, key=lambda doc: (-counts[doc], nodes[doc].id))], scope)
+    steps = shortest_path(near_of(edges), start, goal, max_depth, lambda doc: nodes[doc].id)
+    passed = []
+    for pair in zip(steps, steps[1:]):      # the surest edge of each hop, one along the path before one against it
+        keys = [(*way, kind) for way in (pair, pair[::-1]) for kind in (0, 1, 2) if (*way, kind) in edges]
+        source, target, kind = min(keys, key=lambda key: edges[key][0])
+        passed.append(link_json(nodes[source], nodes[target], kind, edges[source, target, kind]))
+    meta = graph_meta(scope, names, sum(unresolved_of(kb.db, nodes).values()), (len(nodes), len(edges)), (len(steps), len(passed)), space, len(nodes))
+    return {"from": node_json(kb, nodes[start], counts), "to": node_json(kb, nodes[goal], counts),
+            "path": {"nodes": [node_json(kb, nodes[doc], counts) for doc in steps], "edges": passed} if steps else None,
+            "meta": {**meta, "truncated": False, "maxDepth": max_depth, "found": bool(steps), "hops": len(passed)}}
+
+
+def shortest_path(near: dict[int, list[int]], start: int, goal: int, most: int, order: Callable) -> list[int]:
+    """The nodes of a shortest path of at most so many hops, [] where there is none; among equals `order` of nodes decides.
+
+    >>> shortest_path({1: [2, 3], 2: [1, 4], 3: [1, 4], 4: [2, 3]}, 1, 4, 2, str)
+    [1, 2, 4]
+    """
+    came, frontier = {start: start}, [start]
+    for _ in range(most):
+        frontier = [other for doc in frontier for other in sorted({other for other in near.get(doc, ()) if other not in came}, key=order)
+                    if came.setdefault(other, doc) == doc]
+        if goal in came:
+            break
+    steps = [goal] if goal in came else []
+    while steps and steps[-1] != start:
+        steps.append(came[steps[-1]])
+    return steps[::-1]
+
+
+class QueryNode(TypedDict):
+    "A document reached, and over how many edges."
+    id: str
+    uri: str
+    title: str
+    collection: str
+    rel_path: str
+    depth: int
+    graph_hints: list[str]
+
+
+class QueryEdge(TypedDict):
+    "A typed edge between two documents reached; relationType is edgeType."
+    source: str
+    target: str
+    edge_type: str
+    relation_type: str
+    confidence: Literal["manual", "configured", "parsed"]
+    edge_source: Literal["wikilink", "markdown-link", "frontmatter-relation"]
+    depth: int
+
+
+class QueryMeta(TypedDict):
+    "Limits and counts; warnings name the limits that were reached."
+    direction: Literal["both", "out", "in"]
+    edge_type: str | None
+    max_depth: int
+    max_nodes: int
+    frontier_limit: int
+    visited_limit: int
+    returned_nodes: int
+    returned_edges: int
+    truncated: bool
+    warnings: list[str]
+
+
+class QueryResult(TypedDict):
+    "What typed edges lead to from a document."
+    schema_version: Literal["1.0"]
+    root: QueryNode
+    nodes: list[QueryNode]
+    edges: list[QueryEdge]
+    meta: QueryMeta
+
+
+def graph_query_text(result, raw) -> str:
+    "Nodes by depth, then edges."
+    uris = {node["id"]: node["uri"] for node in result["nodes"]}
+    nodes = [f"  {node['depth']}{node_line(node)[1:]}" for node in result["nodes"]]
+    edges = [f"  {uris[e['source']]} -[{e['edgeType']}]-> {uris[e['target']]} ({e['confidence']})" for e in result["edges"]]
+    said = f"{plural(len(nodes), 'node')}, {plural(len(edges), 'edge')} around {result['root']['uri']}"
+    notes = ["", f"Note: {'; '.join(result['meta']['warnings'])}"] if result["meta"]["warnings"] else []
+    return "\n".join([f"Found {said}:", "", *more_lines(nodes), "", *more_lines(edges), *notes]).rstrip()
+
+
+EdgeType = Annotated[str | None, Arg("only edges of this type, such as works_at, mentions, related_to", 1)]
+
+
+@tool(cli="graph query", schema="graph-query", text=graph_query_text, formats=("md", "dot", "mermaid"), title="Typed edges around a document")
+def graph_query(kb, ref: DocRef, direction: Direction = "both", edge_type: EdgeType = None,
+                relation: Annotated[str | None, Arg("the same as edgeType")] = None,
+                max_depth: Annotated[int | None, Arg("how many edges away (default 2)", 1, 6)] = None,
+                depth: Annotated[int | None, Arg("the same as maxDepth", 1, 6)] = None,
+                max_nodes: Annotated[int, Arg("maximum nodes", 1, 1000, "-n")] = 100,
+                frontier_limit: Annotated[int, Arg("maximum new nodes of one node, and of one depth", 1, 1000)] = 100,
+                visited_limit: Annotated[int, Arg("maximum nodes looked at", 1, 5000)] = 500) -> QueryResult:
+    """Follow typed edges from a known document: relations of front matter such as works_at, and links (mentions, related_to).
+
+    Breadth first; nodes come by depth and uri. Raises INVALID_INPUT, NOT_FOUND.
+    """
+    for name, one, two in (("edgeType and relation", edge_type, relation), ("maxDepth and depth", max_depth, depth)):
+        if None not in (one, two) and one != two:
+            raise GnoError("INVALID_INPUT", f"{name} are two names of one thing, but differ: {one!r}, {two!r}")
+    wanted, max_depth = re.sub(r"[\s-]+", "_", (edge_type or relation or "").strip().lower()), max_depth or depth or 2
+    if (edge_type or relation) and not re.fullmatch(r"[a-z][a-z0-9_]*", wanted):
+        raise GnoError("INVALID_INPUT", f"{clip(edge_type or relation or '', 60)!r} can be no edge type", "such as works_at: letters, digits and _")
+    kb, root, *_ = resolve(kb, ref)
+    names, hit = list(kb.config.collections), set()
+
+    def around(docs: list[int]) -> tuple[dict[int, Node], Edges]:
+        found, edges = load_graph(kb, names, docs, typed=True)
+        return found, {key: edge for key, edge in edges.items() if wanted in ("", key[2])}
+
+    def ways(edges: Edges) -> Iterator[tuple[int, str, int]]:
+        for source, target, kind in edges:
+            if direction != "in":
+                yield source, kind, target
+            if direction != "out":
+                yield target, kind, source
+    nodes, depths, frontier = load_nodes(kb, names, [root.id]), {root.id: 0}, [root.id]
+    for level in range(1, max_depth + 1):
+        more, edges = around(frontier)
+        nodes, reached, new_of = nodes | more, [], Counter()
+        by_parent = {doc: n for n, doc in enumerate(frontier)}
+        for doc, _, other in sorted((way for way in ways(edges) if way[0] in by_parent),
+                                    key=lambda way: (by_parent[way[0]], way[1], nodes[way[2]].id)):
+            if other in depths:
+                continue
+            if len(reached) >= frontier_limit or new_of[doc] >= frontier_limit:
+                hit.add("frontierLimit reached")
+            elif len(depths) >= visited_limit:
+                hit.add("visitedLimit reached")
+            else:
+                depths[other], new_of[doc] = level, new_of[doc] + 1
+                reached.append(other)
+        frontier = reached
+        if not frontier:
+            break
+    order = sorted(depths, key=lambda doc: (depths[doc], nodes[doc].uri(kb), nodes[doc].id))[:min(max_nodes, visited_limit)]
+    if len(order) < len(depths):
+        hit.add("maxNodes reached")
+    kept = set(order)
+    more, edges = around(order + [doc for doc in frontier if doc not in kept])
+    if any(doc in depths and depths[doc] == max_depth and other not in depths for doc, _, other in ways(edges)):
+        hit.add("maxDepth reached")
+    hints = {str(rule.get("id")): [str(h) for h in rule["graphHints"]] for rule in reversed(mappings(kb.config.raw, "contentTypes"))
+             if isinstance(rule.get("graphHints"), list)}
+    shown: list[QueryNode] = [{"id": nodes[doc].id, "uri": nodes[doc].uri(kb), "title": nodes[doc].title, "collection": nodes[doc].collection,
+                               "relPath": nodes[doc].path, "depth": depths[doc], "graphHints": hints.get(nodes[doc].content_type, [])}
+                              for doc in order]
+    drawn: list[QueryEdge] = []
+    place = {doc: n for n, doc in enumerate(order)}
+    for s, t, kind in sorted((key for key in edges if key[0] in place and key[1] in place), key=lambda key: (place[key[0]], place[key[1]], key[2])):
+        away = depths[t] - depths[s]
+        if direction == "both" or away * (1 if direction == "out" else -1) > 0:
+            confidence, edge_source = divmod(edges[s, t, kind][0], 3)
+            drawn.append({"source": nodes[s].id, "target": nodes[t].id, "edgeType": kind, "relationType": kind,
+                          "confidence": TYPE_CONFIDENCE[confidence], "edgeSource": EDGE_SOURCES[edge_source], "depth": max(depths[s], depths[t])})
+    return {"schemaVersion": "1.0", "root": shown[0], "nodes": shown, "edges": drawn,
+            "meta": {"direction": direction, "edgeType": wanted or None, "maxDepth": max_depth, "maxNodes": max_nodes,
+                     "frontierLimit": frontier_limit, "visitedLimit": visited_limit, "returnedNodes": len(shown), "returnedEdges": len(drawn),
+                     "truncated": bool(hit), "warnings": sorted(hit)}}
+
+
+def drawing(result, form: str) -> str:
+    "The nodes and edges of a graph result for Graphviz (dot) or Mermaid."
+    def quoted(text: str) -> str:
+        return '"' + (text.replace("\\", "\\\\").replace('"', '\\"') if form == "dot" else
+                      re.sub(r"[^\w\s.,:/()'-]", lambda m: f"#{ord(m[0])};", text)) + '"'
+    place = {node["id"]: f"n{n}" for n, node in enumerate(result["nodes"])}
+    edges = [(place[e["source"]], place[e["target"]], e.get("edgeType") or e["type"]) for e in result.get("links", result.get("edges"))]
+    if form == "dot":
+        return "\n".join(["digraph gno {", "  node [shape=box];"] +
+                         [f"  {place[n['id']]} [label={quoted(clip(n['title'], 80))}, tooltip={quoted(n['uri'])}];" for n in result["nodes"]] +
+                         [f"  {s} -> {t} [label={quoted(kind)}];" for s, t, kind in edges] + ["}"])
+    return "\n".join(["flowchart LR"] + [f"  {place[n['id']]}[{quoted(clip(n['title'], 80))}]" for n in result["nodes"]] +
+                     [f"  {s} -->|{kind}| {t}" for s, t, kind in edges])
+
+
 # ==== Jobs: long work in threads, one at a time =======================================================================
 
 JOB_KEPT_S, JOBS_KEPT = 3600, 100
@@ -8470,7 +9360,7 @@ MCP_USAGE = """usage: gno mcp [PATH...] [--enable-write]
 Serve AI agents over stdio (Model Context Protocol). With folders it needs no configuration:
 keyword search answers after the first pass, embeddings follow in the background."""
 
-GLOBALS = {"--index": 1, "--config": 1, "--folder": 1, "--json": 0, "--files": 0, "--csv": 0, "--md": 0, "--xml": 0, "--no-color": 0,
+GLOBALS = {"--index": 1, "--config": 1, "--folder": 1, "--json": 0, "--files": 0, "--csv": 0, "--md": 0, "--xml": 0, "--dot": 0, "--mermaid": 0, "--no-color": 0,
            "--quiet": 0, "--verbose": 0, "--yes": 0, "--version": 0, "--no-pager": 0, "--offline": 0}
 CONTROL = lazy_re("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -8642,7 +9532,7 @@ def command_tool(words: list[str], options: dict) -> int:
         print(parser_of(t).format_help())
         return 0
     raw = cli_parse(t, rest)
-    form = next((f for f in ("json", "files", "csv", "md", "xml") if "--" + f in options), "text")
+    form = next((f for f in ("json", "files", "csv", "md", "xml", "dot", "mermaid") if "--" + f in options), "text")
     if form not in ("text", "json", *t.formats):
         raise GnoError("INVALID_INPUT", f"gno {t.cli} has no --{form}", f"formats: {', '.join(['json', *t.formats])}")
     kb = KB(options.get("--index", "default"), config_path=options.get("--config", ""), writable=True, folders=options.get("--folder", ()))
@@ -8726,11 +9616,13 @@ def render(t: Tool, result, raw: dict, form: str, options: dict) -> str:
 
 
 def plain_text(t: Tool, result, raw: dict, form: str) -> str:
-    "A result as text, files, csv, xml or md."
+    "A result as text, files, csv, xml, md, dot or mermaid."
     if form == "text" or isinstance(result, list):
         if isinstance(result, dict) and ("embedded" in result or "sync" in result or "totalDurationMs" in result):
             return work_text(result)
         return text_of(t, result, raw)
+    if form in ("dot", "mermaid"):
+        return drawing(result, form)
     rows = result.get("results") or result.get("documents") or []
     if form == "files":
         return "\n".join(f"{r['docid']},{r['score']:.4f},{r['uri']}" if "score" in r else f"{r['docid']},{r['uri']}" for r in rows)
