@@ -8000,9 +8000,10 @@ class DocLinks(TypedDict):
     meta: LinksMeta
 
 
-def more_lines(lines: list[str]) -> list[str]:
-    "Lines of a list, cut to what text content holds."
-    return lines[:TEXT_LINES] + ([f"  ... {len(lines) - TEXT_LINES:,} more"] if len(lines) > TEXT_LINES else [])
+def listed(lines: list[str], what: str, where: str) -> str:
+    "`Found 2 whats where:` and the lines, as many as text content holds."
+    more = [f"  ... {len(lines) - TEXT_LINES:,} more"] if len(lines) > TEXT_LINES else []
+    return "\n".join([f"Found {plural(len(lines), what)} {where}:", "", *lines[:TEXT_LINES], *more]) if lines else f"No {what}s {where}"
 
 
 def links_text(result, raw) -> str:
@@ -8015,8 +8016,7 @@ def links_text(result, raw) -> str:
         where = link["resolved"]["uri"] if link["resolved"] else "attachment" if link.get("attachment") else "no such document"
         also = f" or {plural(len(link['candidates']) - 1, 'other')}" if "candidates" in link else ""
         lines.append(f"  [{link['linkType']}] {target} (line {link['position']['startLine']}) -> {where}{also}")
-    said = f"{plural(len(lines), 'outgoing link')} in {result['meta']['uri']}"
-    return "\n".join([f"Found {said}:", "", *more_lines(lines)]) if lines else f"No {said.removeprefix('0 ')}"
+    return listed(lines, "outgoing link", f"in {result['meta']['uri']}")
 
 
 DocRef = Annotated[str, Arg("gno:// URI, collection/path or #docid", 1)]
@@ -8026,13 +8026,13 @@ DocRef = Annotated[str, Arg("gno:// URI, collection/path or #docid", 1)]
 def links(kb, ref: DocRef, type_: Annotated[Literal["wiki", "markdown"] | None, Arg("only links of this type")] = None) -> DocLinks:
     """Get the outgoing links of a document, in text order, with the documents they lead to.
 
-    Raises INVALID_INPUT, NOT_FOUND.
+    Links to folders and to files outside the collection are left out. Raises INVALID_INPUT, NOT_FOUND.
     """
     kb, doc, *_ = resolve(kb, ref)
     rows = kb.db.execute("""
         SELECT l.kind, l.target, l.anchor, l.alias, l.line, l.col, e.seq, e.target, e.key, e.resolution, e.match_count
         FROM links l LEFT JOIN edges e ON e.source = l.doc_id AND e.seq = l.seq
-        WHERE l.doc_id = ? AND (? IS NULL OR l.kind = ?) ORDER BY l.seq""", [doc.id, type_, type_]).fetchall()
+        WHERE l.doc_id = ? AND (? IS NULL OR l.kind = ?) AND e.key IS NOT '' ORDER BY l.seq""", [doc.id, type_, type_]).fetchall()
     candidates: dict[tuple[str, str], tuple[int, ...]] = {}
     if any(row[10] and row[10] > 1 for row in rows):        # only then is it worth reading every name
         docs, names = load_names(kb.db, kb.config)
@@ -8091,8 +8091,7 @@ def backlinks_text(result, raw) -> str:
     "`uri \"title\" (line n)` lines as the seed has them."
     lines = [f'  {b["sourceDocUri"]} "{b["sourceDocTitle"]}" (line {b["position"]["startLine"]})'
              + (f" ambiguous, {b['matchCount']} matches" if b["confidence"] == "ambiguous" else "") for b in result["backlinks"]]
-    said = f"{plural(len(lines), 'backlink')} to {result['meta']['uri']}"
-    return "\n".join([f"Found {said}:", "", *more_lines(lines)]) if lines else f"No {said.removeprefix('0 ')}"
+    return listed(lines, "backlink", f"to {result['meta']['uri']}")
 
 
 @tool(schema="backlinks", text=backlinks_text, formats=("md",), title="Links to a document")
@@ -8180,8 +8179,8 @@ def load_graph(kb: KB, names: list[str], docs: list[int] | None = None, typed=Fa
 
 
 def unresolved_of(db: sqlite3.Connection, nodes: dict[int, Node]) -> dict[str, int]:
-    "How many links of these documents lead to no document, by kind; attachments are no documents."
-    found = [kind for source, kind, key in db.execute("SELECT source, edge_source, key FROM edges WHERE target IS NULL AND seq >= 0")
+    "How many links of these documents lead to no document, by kind; attachments, folders and what is elsewhere are none."
+    found = [kind for source, kind, key in db.execute("SELECT source, edge_source, key FROM edges WHERE target IS NULL AND seq >= 0 AND key != ''")
              if source in nodes and not ATTACHMENT.fullmatch(key)]
     return {"wiki": found.count(0), "markdown": found.count(1)}
 
@@ -8261,47 +8260,19 @@ class GraphMeta(TypedDict):
     warnings: list[str]
 
 
-class Community(TypedDict):
-    "Documents that link to each other more than to others; density is edges by pairs of documents."
-    id: str
-    label: str
-    size: int
-    edge_count: int
-    density: float
-    top_nodes: list[GraphNode]
-
-
-class Communities(TypedDict):
-    "Communities of the returned nodes, the ten largest in full."
-    total: int
-    algorithm: Literal["deterministic-label-propagation"]
-    skipped: bool
-    assignments: dict[str, str]
-    top: list[Community]
-
-
-class Isolated(TypedDict):
-    "Documents without links to or from others."
-    total: int
-    examples: list[GraphNode]
-
-
-class UnresolvedLinks(TypedDict):
-    "Links that lead to no document."
-    total: int
-    by_type: dict[str, int]
-
-
 class GraphReport(TypedDict):
-    "The state of the whole graph. A bridge candidate is a document without which a part of the graph would be cut off."
+    """The state of the whole graph. A bridge candidate is a document without which a part of the graph would be cut off.
+
+    isolated {total, examples}, unresolvedLinks {total, byType}, communities {total, algorithm, skipped, assignments, top}.
+    """
     hubs: list[GraphNode]
     bridge_candidates: list[GraphNode]
-    isolated: Isolated
-    unresolved_links: UnresolvedLinks
+    isolated: dict
+    unresolved_links: dict
     edge_types: dict[str, int]
     edge_confidence: dict[str, int]
     audit: dict[str, int]
-    communities: Communities
+    communities: dict
 
 
 class GraphResult(TypedDict):
@@ -8364,11 +8335,11 @@ def graph(kb, scope: Graph = Graph()) -> GraphResult:
     kinds, trust = Counter([kind for _, _, kind in edges]), Counter([GRAPH_CONFIDENCE[edge[0]] for edge in edges.values()])
     lost = unresolved_of(kb.db, nodes)
     inside = Counter(group_of[s] for s, t, _ in shown if group_of and group_of[s] == group_of[t])
-    top: list[Community] = [
+    top = [
         {"id": f"c{i}", "label": chosen[members[0]].title, "size": len(members), "edgeCount": inside[f"c{i}"],
          "density": round(2 * inside[f"c{i}"] / max(len(members) * (len(members) - 1), 1), 6), "topNodes": [show(chosen[n]) for n in members[:5]]}
         for i, members in enumerate(groups[:10], 1)]
-    report: GraphReport = {
+    report = {
         "hubs": [show(node) for node in order[:min(joined, 10)]],
         "bridgeCandidates": [show(node) for node in islice((node for node in order if node.doc in bridges), 10)],
         "isolated": {"total": len(order) - joined, "examples": [show(node) for node in order[joined:joined + 10]]},
@@ -8564,9 +8535,8 @@ def neighbors_text(result, raw) -> str:
     "A line for each edge."
     lines = [f"  {'<-' if n['direction'] == 'in' else '->'} [{n['edge']['type']}]{node_line(n['node'])[1:]}"
              + (f" ({n['edge']['confidence']})" if n["edge"]["confidence"] != "explicit" else "") for n in result["neighbors"]]
-    meta, said = result["meta"], f"of {result['source']['uri']}"
-    lines = more_lines(lines) + ([f"\n{meta['totalNeighbors']:,} in all; limit and edgeLimit give more"] if meta["truncated"] else [])
-    return "\n".join([f"Found {plural(len(result['neighbors']), 'neighbor')} {said}:", "", *lines]) if lines else f"No neighbors {said}"
+    more = f" (of {result['meta']['totalNeighbors']:,}; limit and edgeLimit give more)" if result["meta"]["truncated"] else ""
+    return listed(lines, "neighbor", f"of {result['source']['uri']}{more}")
 
 
 @tool(cli="graph neighbors", schema="graph-neighbors", text=neighbors_text, formats=("md",), title="Neighbors in the graph")
@@ -8730,9 +8700,8 @@ def graph_query_text(result, raw) -> str:
     uris = {node["id"]: node["uri"] for node in result["nodes"]}
     nodes = [f"  {node['depth']}{node_line(node)[1:]}" for node in result["nodes"]]
     edges = [f"  {uris[e['source']]} -[{e['edgeType']}]-> {uris[e['target']]} ({e['confidence']})" for e in result["edges"]]
-    said = f"{plural(len(nodes), 'node')}, {plural(len(edges), 'edge')} around {result['root']['uri']}"
-    notes = ["", f"Note: {'; '.join(result['meta']['warnings'])}"] if result["meta"]["warnings"] else []
-    return "\n".join([f"Found {said}:", "", *more_lines(nodes), "", *more_lines(edges), *notes]).rstrip()
+    parts = [listed(nodes, "node", f"around {result['root']['uri']}"), listed(edges, "edge", "between them")]
+    return "\n\n".join(parts + ([f"Note: {', '.join(result['meta']['warnings'])}"] if result["meta"]["warnings"] else []))
 
 
 EdgeType = Annotated[str | None, Arg("only edges of this type, such as works_at, mentions, related_to", 1)]
@@ -8826,7 +8795,7 @@ def drawing(result, form: str) -> str:
                          [f"  {place[n['id']]} [label={quoted(clip(n['title'], 80))}, tooltip={quoted(n['uri'])}];" for n in result["nodes"]] +
                          [f"  {s} -> {t} [label={quoted(kind)}];" for s, t, kind in edges] + ["}"])
     return "\n".join(["flowchart LR"] + [f"  {place[n['id']]}[{quoted(clip(n['title'], 80))}]" for n in result["nodes"]] +
-                     [f"  {s} -->|{kind}| {t}" for s, t, kind in edges])
+                     [f"  {s} -->|{quoted(kind)}| {t}" for s, t, kind in edges])
 
 
 # ==== Jobs: long work in threads, one at a time =======================================================================
