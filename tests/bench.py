@@ -476,6 +476,28 @@ def embed_chunks(b: Bench):
     b.row("  chunks a second", f"{notes / own:.0f}")
 
 
+def graph_tools(b: Bench):
+    "The graph tools on 5,000 notes with six links each, one in ten to nothing and 3,000 to a hub, against reading all link rows once."
+    rng, count, folder = random.Random(11), 5000, b.base / "linked"
+    folder.mkdir()
+    (folder / "hub.md").write_text("# Hub\n")
+    for n in range(count):
+        near = [min(max(n + rng.randint(-20, 20), 0), count - 1) for _ in range(3)] + rng.choices(range(count), k=2)
+        targets = [f"[[n{m}]]" if rng.random() < 0.7 else f"[x](n{m}.md)" for m in near] + ["[[hub]]" if n < 3000 else f"[[n{n // 2}|up]]"]
+        targets[:n % 5 < 3] = [f"[[missing {n}]]"] * (n % 5 < 3)
+        (folder / f"n{n}.md").write_text(f"# Note {n}\n\n" + "\n".join(targets) + "\n")
+    kb = b.new_kb("linked", folder)
+    b.sync(kb)
+    kb.refresh()
+    assert kb.db.execute("SELECT count(*), sum(target IS NULL) FROM edges").fetchone() == (30000, 3000)
+    far = {"from": "notes/n5.md", "to": f"notes/n{count - 5}.md", "maxDepth": 12}
+    for name, arguments in {"links": {"ref": "notes/n10.md"}, "backlinks": {"ref": "notes/hub.md"}, "graph": {}, "graph_query": {"ref": "notes/hub.md"},
+                            "graph_neighbors": {"ref": "notes/hub.md"}, "graph_path": far}.items():
+        own, base = versus(lambda: b.gno.call(kb, name, arguments), lambda: kb.db.execute("SELECT * FROM links").fetchall(), 9)
+        b.row(name, f"{own * 1e3:.1f} ms", f"{base * 1e3:.1f} ms", own / base, "<= 10x")
+    kb.close()
+
+
 def memory(b: Bench):
     "Resident memory of a server before and after it used the model; the vectors are random, one a chunk."
     b.embedded()
@@ -491,7 +513,7 @@ def memory(b: Bench):
 
 ROWS = {"cold-1k": lambda b: cold(b, b.some, 5), "cold": lambda b: cold(b, b.notes, 3), "unchanged": unchanged, "changed": changed,
         "start": start, "calls": calls, "embed-query": embed_query, "embed-chunks": embed_chunks, "rerank": rerank, "scan": scan,
-        "query": query, "memory": memory}
+        "query": query, "graph": graph_tools, "memory": memory}
 
 
 def main():

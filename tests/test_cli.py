@@ -129,6 +129,9 @@ COMMANDS = {                                                          # command 
     "mcp": ([], ""), "completion": (["bash"], "gno"), "models list": ([], ""),
     "context add": (["notes:", "about", "notes"], "about notes"), "context check": ([], "ok   notes:"), "context list": ([], "about notes"),
     "context rm": (["notes:"], "removed: 1"),
+    "links": (["notes/a.md"], "gno://notes/a.md"), "backlinks": (["notes/a.md"], "gno://notes/a.md"), "graph": ([], "Knowledge Graph: "),
+    "graph query": (["notes/a.md"], "Found 1 node"), "graph neighbors": (["a.md"], "neighbors of gno://notes/a.md"),
+    "graph path": (["a.md", "a.md"], "0 hops"),
 }
 
 

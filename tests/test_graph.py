@@ -59,7 +59,8 @@ up: '[[no]]'
 ```
 | [[b\\|B]] | [[Home]] |
 """
-DOCID = {name: "#" + gno.sha256(text)[:8] for name, text in {"gs": "# Getting Started\n\n[[notes:b]]\n", "b": "# Bee\n\n[[home]] [[Home|h]]\n",
+DOCID = {name: "#" + gno.sha256(text)[:8] for name, text in {"gs": "# Getting Started\n\n[[notes:b]]\n",
+                                                             "b": "# Bee\n\n[[home]] [[Home|h]]\n",
                                                             "twin": "# Twin\n", "space": "# S\n", "note": "# N\n", "home": HOME}.items()}
 LINKS = [   # (type, target, more, line, column in UTF-16 units, document, confidence, matches)
     ("wiki", "Getting Started", {"targetCollection": "docs", "targetAnchor": "top", "linkText": "gs"}, 6, 1, "docs/gs.md", "explicit", 1),
@@ -88,7 +89,8 @@ def test_links(vault):
     result, text = ask(vault, "links", ref="notes/home.md")
     assert [(link["linkType"], link["targetRef"],
              {k: v for k, v in link.items() if k in ("targetCollection", "targetAnchor", "linkText", "attachment", "candidates")},
-             *link["position"].values(), link["resolved"] and path_of(link["resolved"]["uri"]), link.get("confidence"), link.get("matchCount"))
+             *link["position"].values(), link["resolved"] and path_of(link["resolved"]["uri"]), link.get("confidence"),
+             link.get("matchCount"))
             for link in result["links"]] == LINKS
     assert result["links"][0]["resolved"] == {"docid": DOCID["gs"], "uri": "gno://docs/gs.md", "title": "Getting Started"}
     assert result["meta"] == {"docid": DOCID["home"], "uri": "gno://notes/home.md", "title": "Home", "totalLinks": 12, "resolvedCount": 7,
@@ -111,7 +113,8 @@ def test_links_before_they_are_resolved(vault, tmp_path, monkeypatch):
 
 def test_backlinks(vault):
     result, text = ask(vault, "backlinks", ref="notes/b.md")
-    assert [(path_of(b["sourceDocUri"]), b["sourceDocTitle"], b["linkText"], b["linkType"], *b["position"].values()) for b in result["backlinks"]] == [
+    assert [(path_of(b["sourceDocUri"]), b["sourceDocTitle"], b["linkText"], b["linkType"], *b["position"].values())
+            for b in result["backlinks"]] == [
         ("docs/gs.md", "Getting Started", "notes:b", "wiki", 3, 1), ("notes/home.md", "Home", "x", "markdown", 6, 33),
         ("notes/home.md", "Home", "B", "wiki", 12, 3)]
     assert result["meta"] == {"docid": DOCID["b"], "uri": "gno://notes/b.md", "title": "Bee", "totalBacklinks": 3, "filterCollection": None}
@@ -120,7 +123,8 @@ def test_backlinks(vault):
     result, text = ask(vault, "backlinks", ref="notes/b.md", collection="DOCS")
     assert len(result["backlinks"]) == 1 and result["meta"]["filterCollection"] == "docs" and text.startswith("Found 1 backlink to ")
     result, text = ask(vault, "backlinks", ref="notes/t1.md")
-    assert (result["backlinks"][0]["confidence"], result["backlinks"][0]["matchCount"]) == ("ambiguous", 2) and "ambiguous, 2 matches" in text
+    (only,) = result["backlinks"]
+    assert (only["confidence"], only["matchCount"]) == ("ambiguous", 2) and "ambiguous, 2 matches" in text
     assert ask(vault, "backlinks", ref="notes/t2.md")[1] == "No backlinks to gno://notes/t2.md"
     assert ask(vault, "backlinks", ref="notes/home.md")[0]["meta"]["totalBacklinks"] == 3          # its link to itself too
 
@@ -139,17 +143,22 @@ def test_deleted_sources_are_gone(vault, tmp_path):
     ("graph", {"collection": "none"}, "NOT_FOUND", "none"), ("graph", {"limit": 5001}, "INVALID_INPUT", "limit"),
     ("graph", {"edgeLimit": 0}, "INVALID_INPUT", "edgeLimit"), ("graph", {"similarTopK": 21}, "INVALID_INPUT", "similarTopK"),
     ("graph", {"threshold": 1.5}, "INVALID_INPUT", "threshold"),
-    ("graph_neighbors", {"ref": "none"}, "NOT_FOUND", "none"), ("graph_neighbors", {"ref": "twin"}, "INVALID_INPUT", "gno://notes/t1.md, gno://notes/t2.md"),
+    ("graph_neighbors", {"ref": "none"}, "NOT_FOUND", "none"),
+    ("graph_neighbors", {"ref": "twin"}, "INVALID_INPUT", "gno://notes/t1.md, gno://notes/t2.md"),
     ("graph_neighbors", {"ref": "docs/gs.md", "collection": "notes"}, "NOT_FOUND", "not in the collection"),
-    ("graph_neighbors", {"ref": "b.md", "collection": "docs"}, "NOT_FOUND", "b.md"), ("graph_neighbors", {"ref": "#zz"}, "INVALID_INPUT", "#zz"),
+    ("graph_neighbors", {"ref": "b.md", "collection": "docs"}, "NOT_FOUND", "b.md"),
+    ("graph_neighbors", {"ref": "#zz"}, "INVALID_INPUT", "#zz"),
     ("graph_neighbors", {"ref": "b.md", "direction": "up"}, "INVALID_INPUT", "direction"),
-    ("graph_path", {"from": "b.md", "to": "none.md"}, "NOT_FOUND", "none.md"), ("graph_path", {"from": "b.md"}, "INVALID_INPUT", "to is required"),
+    ("graph_path", {"from": "b.md", "to": "none.md"}, "NOT_FOUND", "none.md"),
+    ("graph_path", {"from": "b.md"}, "INVALID_INPUT", "to is required"),
     ("graph_path", {"from": "b.md", "to": "b.md", "maxDepth": 13}, "INVALID_INPUT", "maxDepth"),
-    ("graph_query", {"ref": "notes/none.md"}, "NOT_FOUND", "notes/none.md"), ("graph_query", {"ref": "b"}, "INVALID_INPUT", "Invalid ref format"),
+    ("graph_query", {"ref": "notes/none.md"}, "NOT_FOUND", "notes/none.md"),
+    ("graph_query", {"ref": "b"}, "INVALID_INPUT", "Invalid ref format"),
     ("graph_query", {"ref": "notes/b.md", "edgeType": "a", "relation": "b"}, "INVALID_INPUT", "edgeType and relation"),
     ("graph_query", {"ref": "notes/b.md", "maxDepth": 1, "depth": 2}, "INVALID_INPUT", "maxDepth and depth"),
     ("graph_query", {"ref": "notes/b.md", "edgeType": "1st"}, "INVALID_INPUT", "1st"),
-    ("graph_query", {"ref": "notes/b.md", "relation": "!"}, "INVALID_INPUT", "!"), ("graph_query", {"ref": "notes/b.md", "depth": 7}, "INVALID_INPUT", "depth")])
+    ("graph_query", {"ref": "notes/b.md", "relation": "!"}, "INVALID_INPUT", "!"),
+    ("graph_query", {"ref": "notes/b.md", "depth": 7}, "INVALID_INPUT", "depth")])
 def test_refusals(vault, tool, arguments, code, said):
     assert refused(vault, tool, **arguments)[0] == code and said in refused(vault, tool, **arguments)[1]
 
@@ -161,7 +170,8 @@ def test_graph(vault):
     exact_title, exact_path = {"resolution": "exact-title", "matchCount": 1}, {"resolution": "exact-path", "matchCount": 1}
     assert graph_edges(result) == {         # home's link to itself is no edge
         ("notes/home.md", "docs/gs.md", "wiki"): (1, "explicit", exact_title),
-        ("notes/home.md", "notes/b.md", "markdown"): (1, "explicit", exact_path), ("notes/home.md", "notes/b.md", "wiki"): (1, "explicit", exact_path),
+        ("notes/home.md", "notes/b.md", "markdown"): (1, "explicit", exact_path),
+        ("notes/home.md", "notes/b.md", "wiki"): (1, "explicit", exact_path),
         ("notes/home.md", "notes/t1.md", "wiki"): (1, "ambiguous", {"resolution": "ambiguous-fallback", "matchCount": 2}),
         ("notes/home.md", "notes/sp ace.md", "markdown"): (1, "explicit", exact_path),
         ("notes/home.md", "notes/folder/Note.md", "wiki"): (1, "explicit", exact_path),
@@ -172,8 +182,10 @@ def test_graph(vault):
     report, meta = result["report"], result["meta"]
     assert [n["uri"] for n in report["hubs"][:3]] == ["gno://notes/home.md", "gno://notes/b.md", "gno://docs/gs.md"]
     assert [n["uri"] for n in report["bridgeCandidates"]] == ["gno://notes/home.md"]
-    assert report["isolated"]["total"] == 2 and {n["uri"] for n in report["isolated"]["examples"]} == {"gno://notes/t2.md", "gno://notes/lonely.md"}
-    assert report["unresolvedLinks"] == {"total": 3, "byType": {"wiki": 2, "markdown": 1}}         # attachments and what is elsewhere are no notes
+    assert report["isolated"]["total"] == 2
+    assert {n["uri"] for n in report["isolated"]["examples"]} == {"gno://notes/t2.md", "gno://notes/lonely.md"}
+    # attachments and what is elsewhere are no notes
+    assert report["unresolvedLinks"] == {"total": 3, "byType": {"wiki": 2, "markdown": 1}}
     assert report["edgeTypes"] == {"wiki": 6, "markdown": 2, "similar": 0}
     assert report["edgeConfidence"] == {"explicit": 7, "inferred": 0, "ambiguous": 1, "similarity": 0}
     assert report["audit"] == {"inferredEdges": 0, "ambiguousEdges": 1, "similarityEdges": 0}
@@ -186,14 +198,16 @@ def test_graph(vault):
 
 def test_graph_of_one_collection_and_cut_short(vault):
     result, _ = ask(vault, "graph", collection="notes")
-    assert not any("docs/gs.md" in key for key in graph_edges(result)) and result["meta"]["totalEdges"] == 6 and result["meta"]["collection"] == "notes"
+    assert not any("docs/gs.md" in key for key in graph_edges(result))
+    assert result["meta"]["totalEdges"] == 6 and result["meta"]["collection"] == "notes"
     assert result["report"]["unresolvedLinks"]["total"] == 3
     result, text = ask(vault, "graph", limit=2, edgeLimit=2)
     assert [n["uri"] for n in result["nodes"]] == ["gno://notes/home.md", "gno://notes/b.md"] and len(result["links"]) == 2
     assert {"totalNodes": 6, "totalEdges": 8, "returnedNodes": 2, "returnedEdges": 2, "truncated": True}.items() <= result["meta"].items()
     assert result["report"]["edgeTypes"]["wiki"] == 6 and "Returned: 2 nodes, 2 edges" in text      # of the whole graph
     result, _ = ask(vault, "graph", linkedOnly=False)
-    assert result["meta"]["totalNodes"] == 8 and {n["uri"] for n in result["nodes"] if not n["degree"]} == {"gno://notes/t2.md", "gno://notes/lonely.md"}
+    assert result["meta"]["totalNodes"] == 8
+    assert {n["uri"] for n in result["nodes"] if not n["degree"]} == {"gno://notes/t2.md", "gno://notes/lonely.md"}
     result, _ = ask(vault, "graph", linkedOnly=False, includeSimilar=True)
     assert result["meta"]["warnings"] and not result["meta"]["includedSimilar"]
 
@@ -208,7 +222,8 @@ def test_twins_are_two_nodes(kb, tmp_path):
     add(kb, write(tmp_path / "n", {"a.md": "alpha", "b.md": "alpha", "c.md": "[[a]] [[b]]"}))
     result, _ = ask(kb, "graph")
     docid = "#" + gno.sha256("alpha")[:8]
-    assert {n["id"]: n["uri"] for n in result["nodes"] if n["relPath"] != "c.md"} == {docid: "gno://notes/a.md", "gno://notes/b.md": "gno://notes/b.md"}
+    assert {n["id"]: n["uri"] for n in result["nodes"] if n["relPath"] != "c.md"} == {
+        docid: "gno://notes/a.md", "gno://notes/b.md": "gno://notes/b.md"}
     assert run(kb, "graph_neighbors", ref=docid)["source"]["uri"] == "gno://notes/a.md"
     assert run(kb, "graph_neighbors", ref="gno://notes/b.md")["source"]["id"] == "gno://notes/b.md"
     assert {e["target"] for e in run(kb, "graph_query", ref="notes/c.md")["edges"]} == {docid, "gno://notes/b.md"}
@@ -282,7 +297,8 @@ def test_the_report_on_communities(kb, tmp_path):
     assert found["total"] == 3 and found["algorithm"] == "deterministic-label-propagation" and found["skipped"] is False
     assert [(c["id"], c["label"], c["size"], c["edgeCount"], c["density"]) for c in found["top"]] == [
         ("c1", "x0", 4, 6, 1.0), ("c2", "y0", 4, 6, 1.0), ("c3", "one", 1, 0, 0)]
-    assert {n["relPath"]: n["communityId"] for n in result["nodes"]} == {name: {"x": "c1", "y": "c2", "o": "c3"}[name[0]] for name in [*ring, "one.md"]}
+    assert {n["relPath"]: n["communityId"] for n in result["nodes"]} == {name: {"x": "c1", "y": "c2", "o": "c3"}[name[0]]
+                                                                         for name in [*ring, "one.md"]}
     assert found["assignments"] == {n["id"]: n["communityId"] for n in result["nodes"]} and "c1 x0: 4 nodes, 6 edges" in text
     assert found["top"][0]["topNodes"][0]["relPath"] == "x0.md"
 
@@ -290,7 +306,8 @@ def test_the_report_on_communities(kb, tmp_path):
 def test_communities_are_skipped_above_the_cap(vault, monkeypatch):
     monkeypatch.setattr(gno, "COMMUNITY_NODES", 3)
     result, text = ask(vault, "graph")
-    assert result["report"]["communities"] == {"total": 0, "algorithm": "deterministic-label-propagation", "skipped": True, "assignments": {}, "top": []}
+    assert result["report"]["communities"] == {"total": 0, "algorithm": "deterministic-label-propagation", "skipped": True,
+                                               "assignments": {}, "top": []}
     assert len(result["meta"]["warnings"]) == 1 and "communityId" not in result["nodes"][0] and "Note: communities" in text
     assert ask(vault, "graph", limit=3)[0]["report"]["communities"]["skipped"] is False
 
@@ -301,9 +318,9 @@ def test_communities_are_skipped_above_the_cap(vault, monkeypatch):
 def alike(kb, tmp_path):
     "Four linked notes with vectors: a and b at 0.8, b and c at 0.96, a and c at 0.6, d across."
     add(kb, write(tmp_path / "n", {name + ".md": f"# {name}\n\n[[hub]]\n" for name in "abcd"} | {"hub.md": "# hub\n"}))
-    card = gno.model_card(kb)
+    card = gno.find_card(kb, "embed", "")
     with gno.transaction(kb.wdb):
-        space = gno.fingerprint_id(kb.wdb, card, create=True)
+        space = gno.fingerprint_id(kb.wdb, card, card.data["dims"])
         for name, axes in {"a": (100, 0, 0), "b": (80, 60, 0), "c": (60, 80, 0), "d": (0, 0, 100)}.items():
             (chunk,) = kb.wdb.execute("SELECT c.input_hash FROM chunks c JOIN documents d ON d.mirror_id = c.mirror_id WHERE d.path = ?",
                                       [name + ".md"]).fetchone()
@@ -314,13 +331,15 @@ def alike(kb, tmp_path):
 @pytest.mark.parametrize("arguments, expected", [
     ({}, {("a", "b"): 0.8, ("b", "c"): 0.96}), ({"threshold": 0.6}, {("a", "b"): 0.8, ("b", "c"): 0.96, ("a", "c"): 0.6}),
     ({"threshold": 0.6, "similarTopK": 1}, {("a", "b"): 0.8, ("b", "c"): 0.96}), ({"threshold": 0.97}, {}),
-    ({"threshold": 0, "similarTopK": 20}, {("a", "b"): 0.8, ("b", "c"): 0.96, ("a", "c"): 0.6, ("a", "d"): 0, ("b", "d"): 0, ("c", "d"): 0})])
+    ({"threshold": 0, "similarTopK": 20}, {("a", "b"): 0.8, ("b", "c"): 0.96, ("a", "c"): 0.6, ("a", "d"): 0, ("b", "d"): 0,
+                                           ("c", "d"): 0})])
 def test_similar(alike, arguments, expected):
     result, _ = ask(alike, "graph", includeSimilar=True, **arguments)
     edges = {tuple(sorted((s[6:-3], t[6:-3]))): edge for (s, t, kind), edge in graph_edges(result).items() if kind == "similar"}
     assert edges == {pair: (score, "similarity", {"resolution": "similarity", "score": score}) for pair, score in expected.items()}
     assert all(e["source"] < e["target"] for e in result["links"] if e["type"] == "similar")
-    assert result["report"]["edgeTypes"] == {"wiki": 4, "markdown": 0, "similar": len(expected)} and result["meta"]["totalEdges"] == 4 + len(expected)
+    assert result["report"]["edgeTypes"] == {"wiki": 4, "markdown": 0, "similar": len(expected)}
+    assert result["meta"]["totalEdges"] == 4 + len(expected)
     assert result["meta"]["includedSimilar"] and not result["meta"]["similarTruncatedByComputeBudget"] and result["nodes"][0]["degree"] == 4
 
 
@@ -354,9 +373,11 @@ def test_similar_neighbors_and_paths(alike):
 def test_neighbors(vault):
     result, text = ask(vault, "graph_neighbors", ref="notes/b.md")
     assert [(n["direction"], n["edge"]["type"], path_of(n["node"]["uri"]), n["node"]["degree"]) for n in result["neighbors"]] == [
-        ("in", "markdown", "notes/home.md", 6), ("in", "wiki", "docs/gs.md", 2), ("in", "wiki", "notes/home.md", 6), ("out", "wiki", "notes/home.md", 6)]
+        ("in", "markdown", "notes/home.md", 6), ("in", "wiki", "docs/gs.md", 2), ("in", "wiki", "notes/home.md", 6),
+        ("out", "wiki", "notes/home.md", 6)]
     assert result["source"]["degree"] == 3 and result["source"]["id"] == DOCID["b"]
-    assert {"direction": "both", "totalNeighbors": 4, "totalNodes": 3, "totalEdges": 4, "truncated": False}.items() <= result["meta"].items()
+    assert {"direction": "both", "totalNeighbors": 4, "totalNodes": 3, "totalEdges": 4,
+            "truncated": False}.items() <= result["meta"].items()
     assert text.startswith(f"Found 4 neighbors of gno://notes/b.md:\n\n  <- [markdown] [{DOCID['home']}] gno://notes/home.md \"Home\"\n")
     for direction, count in (("in", 3), ("out", 1)):
         result, _ = ask(vault, "graph_neighbors", ref="notes/b.md", direction=direction)
@@ -370,7 +391,8 @@ def test_neighbors(vault):
 
 @pytest.mark.parametrize("ref, path", [
     ("gno://docs/gs.md", "docs/gs.md"), ("docs/gs.md", "docs/gs.md"), ("gs.md", "docs/gs.md"), ("GETTING started", "docs/gs.md"),
-    ("folder/Note.md", "notes/folder/Note.md"), ("sp ace.md", "notes/sp ace.md"), (DOCID["note"], "notes/folder/Note.md"), ("lonely", "notes/lonely.md"),
+    ("folder/Note.md", "notes/folder/Note.md"), ("sp ace.md", "notes/sp ace.md"), (DOCID["note"], "notes/folder/Note.md"),
+    ("lonely", "notes/lonely.md"),
     (DOCID["twin"], "notes/t1.md"), ("t2.md", "notes/t2.md")])
 def test_node_references(vault, ref, path):
     result, _ = ask(vault, "graph_neighbors", ref=ref)
@@ -387,8 +409,8 @@ def test_an_isolated_note_has_no_neighbours_and_no_paths(vault):
 
 
 def test_paths(kb, tmp_path):
-    chain = {f"n{i:02}.md": f"# {i}\n\n[[n{i + 1:02}]]" if i % 2 else f"# {i}\n\n[x](n{i - 1:02}.md)" for i in range(14)}       # 1 -> 2 -> 1, 3 -> 4 -> 3 ...
-    chain |= {f"n{i:02}.md": chain[f"n{i:02}.md"] + f" [[n{i + 1:02}]]" for i in range(0, 14, 2)}
+    "0 <-> 1 <-> 2 ...: a wiki link on, and at even numbers a Markdown link back."
+    chain = {f"n{i:02}.md": f"# {i}\n\n[[n{i + 1:02}]]" + f" [x](n{i - 1:02}.md)" * (i % 2 == 0) for i in range(14)}
     add(kb, write(tmp_path / "n", chain))
     for hops in range(13):
         for start, goal in ((0, hops), (hops, 0)):
@@ -400,9 +422,10 @@ def test_paths(kb, tmp_path):
             if hops > 1:
                 assert ask(kb, "graph_path", **arguments, maxDepth=hops - 1)[0]["path"] is None
     result, text = ask(kb, "graph_path", **{"from": "n02.md", "to": "n00.md"})
-    assert text.split("\n\n")[1].split("\n")[1:] == [f'  <- [wiki] [{n["id"]}] {n["uri"]} "{n["title"]}"' if n["relPath"] == "n00.md" else
-                                                     f'  -> [markdown] [{n["id"]}] {n["uri"]} "{n["title"]}"' for n in result["path"]["nodes"][1:]]
-    assert ask(kb, "graph_path", **{"from": "n00.md", "to": "n12.md"}, maxDepth=12, limit=1, edgeLimit=1)[0]["meta"]["hops"] == 12     # limits cut no path
+    two, one, none = (f'[{n["id"]}] {n["uri"]} "{n["title"]}"' for n in result["path"]["nodes"])
+    assert text == f"Path from gno://notes/n02.md to gno://notes/n00.md: 2 hops\n\n  {two}\n  -> [markdown] {one}\n  <- [wiki] {none}"
+    result, _ = ask(kb, "graph_path", **{"from": "n00.md", "to": "n12.md"}, maxDepth=12, limit=1, edgeLimit=1)
+    assert result["meta"]["hops"] == 12     # limits cut no path
 
 
 # ---- typed edges ---------------------------------------------------------------------------------
@@ -423,7 +446,8 @@ def typed(result) -> list[tuple]:
     return [(where[e["source"]], where[e["target"]], e["edgeType"], e["confidence"], e["edgeSource"], e["depth"]) for e in result["edges"]]
 
 
-A_ACME = [("alice.md", "org/acme.md", "mentions", "parsed", "wikilink", 1), ("alice.md", "org/acme.md", "works_at", "manual", "frontmatter-relation", 1)]
+A_ACME = [("alice.md", "org/acme.md", "mentions", "parsed", "wikilink", 1),
+          ("alice.md", "org/acme.md", "works_at", "manual", "frontmatter-relation", 1)]
 A_BOB = [("alice.md", "bob.md", "knows", "manual", "frontmatter-relation", 1), ("alice.md", "bob.md", "mentions", "parsed", "wikilink", 1),
          ("alice.md", "bob.md", "related_to", "parsed", "markdown-link", 1)]
 
@@ -431,7 +455,8 @@ A_BOB = [("alice.md", "bob.md", "knows", "manual", "frontmatter-relation", 1), (
 @pytest.mark.parametrize("arguments, nodes, edges", [
     ({"ref": "notes/alice.md", "maxDepth": 1}, ["alice.md", "bob.md", "org/acme.md"], A_BOB + A_ACME),
     ({"ref": "notes/alice.md", "edgeType": " Works-At "}, ["alice.md", "org/acme.md"], A_ACME[1:]),
-    ({"ref": "notes/org/acme.md", "relation": "works_at", "edgeType": "works_at", "direction": "in"}, ["org/acme.md", "alice.md"], A_ACME[1:]),
+    ({"ref": "notes/org/acme.md", "relation": "works_at", "edgeType": "works_at", "direction": "in"}, ["org/acme.md", "alice.md"],
+     A_ACME[1:]),
     ({"ref": "notes/org/acme.md", "relation": "works_at", "direction": "out"}, ["org/acme.md"], []),
     ({"ref": "notes/org/acme.md", "direction": "out", "depth": 6}, ["org/acme.md", "org/holding.md"],
      [("org/acme.md", "org/holding.md", "part_of", "configured", "wikilink", 1)]),
@@ -503,7 +528,8 @@ def test_all_tools_agree(files):
                 for n in result["neighbors"]:
                     pair = (path_of(n["node"]["uri"]), doc) if n["direction"] == "in" else (doc, path_of(n["node"]["uri"]))
                     found[*pair, n["edge"]["type"]] += n["edge"]["weight"]
-                assert found == Counter({key: n for key, n in expected.items() if doc in key[:2]}) and result["source"]["degree"] == node["degree"]
+                assert found == Counter({key: n for key, n in expected.items() if doc in key[:2]})
+                assert result["source"]["degree"] == node["degree"]
                 result, _ = ask(kb, "graph_query", ref=doc, maxDepth=1)
                 assert {path_of(n["uri"]) for n in result["nodes"]} >= near[doc] | {doc}
                 way, todo = {doc: 0}, deque([doc])
@@ -524,12 +550,15 @@ def test_all_tools_agree(files):
 @pytest.mark.parametrize("count", [10, 300])
 def test_the_number_of_statements_does_not_grow(kb, tmp_path, count):
     "However many links there are; a graph query takes a few for each depth."
-    add(kb, write(tmp_path / "n", {f"n{i}.md": f"# T{i}\n\n[[T{i + 1}]] [[n{i - 1}]] [x](n{i + 2}.md) [[gone]] [[hub]] [[same]]" for i in range(count)}
+    add(kb, write(tmp_path / "n", {f"n{i}.md": f"# T{i}\n\n[[T{i + 1}]] [[n{i - 1}]] [x](n{i + 2}.md) [[gone]] [[hub]] [[same]]"
+                                   for i in range(count)}
                   | {"hub.md": "# Hub", "same.md": "1", "x/same.md": "2"}))
     kb.refresh()
     for tool, arguments in [("links", {"ref": "notes/n1.md"}), ("backlinks", {"ref": "notes/hub.md"}), ("graph", {"includeSimilar": True}),
-                            ("graph_query", {"ref": "notes/hub.md", "maxDepth": 6, "maxNodes": 1000, "frontierLimit": 1000, "visitedLimit": 5000}),
-                            ("graph_neighbors", {"ref": "notes/hub.md"}), ("graph_path", {"from": "notes/n0.md", "to": f"notes/n{count - 1}.md"})]:
+                            ("graph_query", {"ref": "notes/hub.md", "maxDepth": 6, "maxNodes": 1000, "frontierLimit": 1000,
+                                             "visitedLimit": 5000}),
+                            ("graph_neighbors", {"ref": "notes/hub.md"}),
+                            ("graph_path", {"from": "notes/n0.md", "to": f"notes/n{count - 1}.md"})]:
         said: list[str] = []
         kb.db.set_trace_callback(said.append)
         run(kb, tool, **arguments)
@@ -548,8 +577,10 @@ DRAWN = {
 
 @pytest.mark.parametrize("form", DRAWN)
 def test_drawings(form):
-    nodes = [{"id": "#1", "uri": "gno://notes/a.md", "title": 'a "b" \\n <i>\n#35; `c`'}, {"id": "gno://notes/b.md", "uri": "gno://notes/b.md", "title": "Übung | x"}]
-    assert gno.drawing({"nodes": nodes, "links": [{"source": "#1", "target": "gno://notes/b.md", "type": "wiki"}]}, form).split("\n") == DRAWN[form]
+    nodes = [{"id": "#1", "uri": "gno://notes/a.md", "title": 'a "b" \\n <i>\n#35; `c`'},
+             {"id": "gno://notes/b.md", "uri": "gno://notes/b.md", "title": "Übung | x"}]
+    assert gno.drawing({"nodes": nodes, "links": [{"source": "#1", "target": "gno://notes/b.md", "type": "wiki"}]},
+                       form).split("\n") == DRAWN[form]
 
 
 def test_command_line(tmp_path):
@@ -558,9 +589,11 @@ def test_command_line(tmp_path):
     for words, said in [
             (("links", "n/a.md"), b"Found 1 outgoing link in gno://n/a.md:\n\n  [wiki] b (line 6) -> gno://n/b.md\n"),
             (("backlinks", "n/b.md"), b'Found 1 backlink to gno://n/b.md:\n\n  gno://n/a.md "A" (line 6)\n'),
-            (("graph",), b"Knowledge Graph: 2 nodes, 1 edge\n"), (("graph", "n", "--no-linked-only"), b"Knowledge Graph: 3 nodes, 1 edge\n"),
+            (("graph",), b"Knowledge Graph: 2 nodes, 1 edge\n"),
+            (("graph", "n", "--no-linked-only"), b"Knowledge Graph: 3 nodes, 1 edge\n"),
             (("graph", "--dot"), b"digraph gno {\n"), (("graph", "--mermaid"), b"flowchart LR\n"),
-            (("graph", "query", "n/a.md", "--edge-type", "near", "--mermaid"), b'flowchart LR\n  n0["A"]\n  n1["Bee"]\n  n0 -->|"near"| n1\n'),
+            (("graph", "query", "n/a.md", "--edge-type", "near", "--mermaid"),
+             b'flowchart LR\n  n0["A"]\n  n1["Bee"]\n  n0 -->|"near"| n1\n'),
             (("graph", "neighbors", "Bee"), b"Found 1 neighbor of gno://n/b.md:\n"),
             (("graph", "path", "b.md", "a.md"), b"Path from gno://n/b.md to gno://n/a.md: 1 hop\n")]:
         done = cli(tmp_path, *words, *folder)
