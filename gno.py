@@ -8358,7 +8358,7 @@ def graph(kb, scope: Graph = Graph()) -> GraphResult:
         "communities": {"total": len(groups), "algorithm": "deterministic-label-propagation", "skipped": skipped,
                         "assignments": {chosen[n].id: group for n, group in group_of.items()}, "top": top}}
     drawn = [link_json(chosen[s], chosen[t], kind, edge_of[s, t, kind]) for s, t, kind in shown[:scope.edge_limit]]
-    meta = graph_meta(scope, names, sum(lost.values()), (total, len(edges)), (len(chosen), len(drawn)), space, len(chosen))
+    meta = graph_meta(scope, names, sum(lost.values()), (total, len(edges)), (len(chosen), len(drawn)), spaces, len(chosen))
     meta["warnings"] += unready(kb) + [f"communities are only worked out for up to {COMMUNITY_NODES:,} nodes"] if skipped else []
     return {"nodes": [show(node) for node in chosen], "links": drawn, "report": report, "meta": meta}
 
@@ -8376,15 +8376,15 @@ def link_json(source: Node, target: Node, kind: int, edge: Edge) -> GraphLink:
             "audit": {"resolution": GRAPH_RESOLUTIONS[resolution], **({"score": weight} if kind == 2 else {"matchCount": count})}}
 
 
-def graph_meta(scope: Graph, names: list[str], lost: int, totals: tuple[int, int], returned: tuple[int, int], space: int | None,
+def graph_meta(scope: Graph, names: list[str], lost: int, totals: tuple[int, int], returned: tuple[int, int], spaces: list,
                asked: int) -> GraphMeta:
     "meta from unresolved links, (nodes, edges) before and after the limits, similar_spaces() and how many documents to compare."
-    similar = scope.include_similar and bool(space)
+    similar = scope.include_similar and bool(spaces)
     warnings = [] if similar or not scope.include_similar else ["no similarity edges: no vectors are stored; gno_status says more"]
     return {"collection": names[0] if scope.collection else None, "nodeLimit": scope.limit, "edgeLimit": scope.edge_limit,
             "totalNodes": totals[0], "totalEdges": totals[1], "totalEdgesUnresolved": lost, "returnedNodes": returned[0],
             "returnedEdges": returned[1], "truncated": totals != returned, "linkedOnly": scope.linked_only,
-            "includedSimilar": similar, "similarAvailable": bool(space), "similarTopK": scope.similar_top_k,
+            "includedSimilar": similar, "similarAvailable": bool(spaces), "similarTopK": scope.similar_top_k,
             "similarTruncatedByComputeBudget": similar and asked > SIMILAR_DOCS, "warnings": warnings}
 
 
@@ -8568,7 +8568,7 @@ def graph_neighbors(kb, ref: NodeRef, direction: Direction = "both", scope: Grap
     returned = [entry for entry in found if entry[4].doc in kept][:scope.edge_limit]
     counts = degrees(load_graph(kb, names, [doc, *kept])[1])
     meta = graph_meta(scope, names, sum(unresolved_of(kb.db, {doc: nodes[doc]}).values()), (len(ends) + 1, len(found)),
-                      (len({entry[4].doc for entry in returned}) + 1, len(returned)), space, 1)
+                      (len({entry[4].doc for entry in returned}) + 1, len(returned)), spaces, 1)
     return {"source": node_json(kb, nodes[doc], degree=counts[doc]),
             "neighbors": [{"node": node_json(kb, other, degree=counts[other.doc]), "direction": way, "edge": edge}
                           for way, *_, other, edge in returned],
@@ -8628,7 +8628,7 @@ def graph_path(kb, from_: NodeRef, to: NodeRef, max_depth: Annotated[int, Arg("m
         keys = [(*way, kind) for way in (pair, pair[::-1]) for kind in (0, 1, 2) if (*way, kind) in edges]
         source, target, kind = min(keys, key=lambda key: edges[key][0])
         passed.append(link_json(nodes[source], nodes[target], kind, edges[source, target, kind]))
-    meta = graph_meta(scope, names, sum(unresolved_of(kb.db, nodes).values()), (len(nodes), len(edges)), (len(steps), len(passed)), space,
+    meta = graph_meta(scope, names, sum(unresolved_of(kb.db, nodes).values()), (len(nodes), len(edges)), (len(steps), len(passed)), spaces,
                       len(nodes))
     first, *shown, last = [node_json(kb, nodes[doc], degree=counts[doc]) for doc in (start, *steps, goal)]
     return {"from": first, "to": last, "path": {"nodes": shown, "edges": passed} if steps else None,
