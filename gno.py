@@ -6691,12 +6691,12 @@ class Matrix:
     def __init__(self, kb: KB, rows: Iterable[tuple[int, int, int, float, bytes, bytes]], generation: str | None):
         self.np, ort = need("numpy", "onnxruntime")
         np, rows, self.generation, self.masks = self.np, iter(rows), generation, {}
-        graph, options = knn_graph(kb), ort.SessionOptions()
+        product, options = knn_graph(kb), ort.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self.blocks, parts = [], [[np.empty(0, kind)] for kind in (np.int64, np.int32, np.int32, np.float32, "S32")]
         while some := list(islice(rows, MATRIX_BLOCK)):
             vectors = np.frombuffer(b"".join(r[5] for r in some), np.int8).reshape(len(some), -1)
-            session = ort.InferenceSession(with_vectors(graph, vectors), options, providers=["CPUExecutionProvider"])
+            session = ort.InferenceSession(with_vectors(product, vectors), options, providers=["CPUExecutionProvider"])
             session._model_bytes = None         # else the wrapper keeps what it was made of
             self.blocks.append((session, 64 * vectors.sum(axis=1, dtype=np.int32)))
             for column, part in enumerate(parts):
@@ -6754,7 +6754,7 @@ class Matrix:
         return found
 
 
-def with_vectors(graph: bytes, vectors) -> bytes:
+def with_vectors(product: bytes, vectors) -> bytes:
     "The ONNX graph of the scan with int8 vectors [n, dims] as its constant `b` [dims, n]: messages of protobuf join by appending."
     def varint(n: int) -> bytes:
         return bytes([n & 0x7F | 0x80]) + varint(n >> 7) if n > 0x7F else bytes([n])
@@ -6763,7 +6763,7 @@ def with_vectors(graph: bytes, vectors) -> bytes:
         return varint(number << 3 | 2) + varint(len(data)) + data
     dims = b"".join(b"\x08" + varint(n) for n in vectors.T.shape)
     tensor = dims + b"\x10\x03" + message(8, b"b") + message(9, vectors.T.tobytes())      # TensorProto: dims, INT8, name, raw_data
-    return graph + message(7, message(5, tensor))           # ModelProto.graph.initializer
+    return product + message(7, message(5, tensor))           # ModelProto.graph.initializer
 
 
 def give_back_memory():
@@ -6975,12 +6975,12 @@ def hybrid(kb: KB, plan: Plan, bounds: Bounds, intent: str | None = None, keep=N
     outside = negated_docs(kb, typed, list({doc for _, leg in legs[1:] + terms for doc, _ in leg}))
     ranked = ordered(kb, [pair for pair in fuse(legs, terms) if pair[0] not in outside])
     stage("fusion", ranked)
-    neighbours, graph = graph_leg(kb, plan, ranked, bounds, keep, typed)
+    neighbours, told = graph_leg(kb, plan, ranked, bounds, keep, typed)
     if neighbours:                          # who only is a neighbour begins at half of what the last match has
         known = {doc for doc, _ in ranked}
         ranked += [(doc, ranked[-1][1] / 2) for doc, _ in neighbours if doc not in known]
         ranked = ordered(kb, fuse([(1.0, ranked)], [(GRAPH, neighbours)]))
-    stage("graph", neighbours, "" if neighbours else ", ".join(graph["fallbackReasons"]))
+    stage("graph", neighbours, "" if neighbours else ", ".join(told["fallbackReasons"]))
     ranked = boosted(kb, ranked)
     scores, why = {}, "not asked for" if not plan.rerank else "nothing found" if models else "models are off"
     if plan.rerank and models and ranked:
@@ -6992,7 +6992,7 @@ def hybrid(kb: KB, plan: Plan, bounds: Bounds, intent: str | None = None, keep=N
     if words and is_identifier(typed) and words[0][0] not in outside:
         ranked = pinned(ranked, words[0][0])
     stage("rerank", ranked[:len(scores)], why)
-    return Hybrid(ranked, spans, typed, stages, tuple(modes), bool(near), bool(scores), graph, notes)
+    return Hybrid(ranked, spans, typed, stages, tuple(modes), bool(near), bool(scores), told, notes)
 
 
 def loosened(typed: Typed) -> Typed:
@@ -8379,13 +8379,13 @@ def link_json(source: Node, target: Node, kind: int, edge: Edge) -> GraphLink:
 def graph_meta(scope: Graph, names: list[str], lost: int, totals: tuple[int, int], returned: tuple[int, int], spaces: list,
                asked: int) -> GraphMeta:
     "meta from unresolved links, (nodes, edges) before and after the limits, similar_spaces() and how many documents to compare."
-    similar = scope.include_similar and bool(spaces)
-    warnings = [] if similar or not scope.include_similar else ["no similarity edges: no vectors are stored; gno_status says more"]
+    included = scope.include_similar and bool(spaces)
+    warnings = [] if included or not scope.include_similar else ["no similarity edges: no vectors are stored; gno_status says more"]
     return {"collection": names[0] if scope.collection else None, "nodeLimit": scope.limit, "edgeLimit": scope.edge_limit,
             "totalNodes": totals[0], "totalEdges": totals[1], "totalEdgesUnresolved": lost, "returnedNodes": returned[0],
             "returnedEdges": returned[1], "truncated": totals != returned, "linkedOnly": scope.linked_only,
-            "includedSimilar": similar, "similarAvailable": bool(spaces), "similarTopK": scope.similar_top_k,
-            "similarTruncatedByComputeBudget": similar and asked > SIMILAR_DOCS, "warnings": warnings}
+            "includedSimilar": included, "similarAvailable": bool(spaces), "similarTopK": scope.similar_top_k,
+            "similarTruncatedByComputeBudget": included and asked > SIMILAR_DOCS, "warnings": warnings}
 
 
 def articulation_points(near: dict[int, list[int]]) -> set[int]:
