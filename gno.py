@@ -960,8 +960,12 @@ class KB:
         self.local.on_disk, self.local.file = False, ()
 
     def lock(self, wait_s=5.0):
-        "The write lock of this index folder, as an open file to close. Raises LOCKED."
-        return write_lock(self.dirs["data"], wait_s, self.progress)
+        "The write lock of this index folder, as an open file to close. Raises LOCKED; while waiting CANCELLED, JOB_CONFLICT."
+        def go_on():
+            if self.progress and self.progress.cancelled.is_set():
+                raise GnoError("CANCELLED", "cancelled")
+            self.jobs.refuse_second()
+        return write_lock(self.dirs["data"], wait_s, go_on)
 
     def collection(self, name: str) -> Collection:
         "The configured collection of this name, in any case. Raises NOT_FOUND naming the known ones."
@@ -1079,10 +1083,10 @@ def write_file(path: str, data: bytes, exclusive=False):
             os.unlink(temp)
 
 
-def write_lock(folder: str, wait_s: float, progress: Progress | None = None):
+def write_lock(folder: str, wait_s: float, go_on: Callable[[], None] = lambda: None):
     """The OS lock `.mcp-write.lock` in the data folder, as an open file; the kernel frees it when the holder dies.
 
-    Raises CANCELLED when the caller gives up meanwhile, LOCKED when another process (or another thread's job) keeps it longer than wait_s seconds.
+    Raises LOCKED when another process keeps it longer than wait_s seconds; `go_on()` is called while waiting and may raise.
     """
     try:
         os.makedirs(folder, exist_ok=True)
@@ -1104,9 +1108,11 @@ def write_lock(folder: str, wait_s: float, progress: Progress | None = None):
             if time.monotonic() >= until:
                 f.close()
                 raise GnoError("LOCKED", "another process holds the write lock", "wait for its job to end, then try again") from None
-            if progress and progress.cancelled.is_set():
+            try:
+                go_on()
+            except GnoError:
                 f.close()
-                raise GnoError("CANCELLED", "cancelled") from None
+                raise
             time.sleep(0.02)
 
 
@@ -1707,13 +1713,21 @@ def collection_root(path: str, relative_ok: bool) -> str:
     exact, below = ([os.path.realpath(os.path.expanduser(p)) for p in places] for places in (FORBIDDEN_EXACT, FORBIDDEN_BELOW))
     for place in (real, os.path.abspath(expanded)):
         if place in exact or os.path.dirname(place) in ("/home", "/Users") or any(
-                place == p or place.startswith(p + os.sep) for p in below):
+                place == p or place.startswith(p + os.sep) for p in below + other_homes()):
             raise refuse("is a system, home or secret folder", "choose a folder that only holds your notes")
     if not os.path.exists(real):
         raise GnoError("PATH_NOT_FOUND", f"no such folder: {clip(path, 160)}")
     if not os.path.isdir(real):
         raise refuse("is not a folder", "a collection is a folder; give the folder the file is in")
     return real
+
+
+def other_homes() -> list[str]:
+    "Home folders of other people on this machine; none for root, whose machine it is."
+    if os.name == "nt" or os.getuid() == 0:
+        return []
+    import pwd
+    return [p.pw_dir for p in pwd.getpwall() if p.pw_uid != os.getuid() and re.fullmatch("/(home|Users)/[^/]+|/root", p.pw_dir)]
 
 
 def collection_name(name: str | None, root: str, taken: Iterable[str]) -> str:
@@ -4445,7 +4459,7 @@ def sync(kb, collection: One = None, git_pull: GitPull = False,
     "Bring the keyword index up to date with the files on disk, as a background job; poll gno_job_status with the jobId."
     chosen = kb.chosen(collection)
     answer = {"collections": [c.name for c in chosen], "status": "started",
-              "options": {"gitPull": git_pull, "runUpdateCmd": run_update_cmd}}
+              "options": {"gitPull": git_pull, "runUpdateCmd": run_update_cmd and kb.mode == "direct-cli"}}
 
     def work(kb, progress):
         return sync_all(kb, chosen, progress, full=full, git_pull=git_pull, run_update_cmd=run_update_cmd,
@@ -4460,6 +4474,7 @@ class IndexStarted(TypedDict):
     status: Literal["started"]
     phases: list[str]
     options: SyncOptions
+    hint: NotRequired[str]
 
 
 @tool("write", job=True, schema="mcp-index-result", text=started_text, title="Sync files, then embed")
@@ -4469,7 +4484,9 @@ def index(kb, collection: One = None, git_pull: GitPull = False,
           rebuild: Annotated[bool, Arg("build the keyword index anew from the stored text")] = False) -> Job[IndexStarted]:
     "Sync files, then embed what is new, as one background job; poll gno_job_status with the jobId."
     chosen = kb.chosen(collection)
-    phases = ["sync"] if no_embed else ["sync", "embed"]
+    phases, absent = ["sync"] if no_embed else ["sync", "embed"], []
+    groups = [] if no_embed else embed_groups(kb, [c.name for c in chosen], absent)
+    missing = [e.message for e in absent] + [f"{name} is not installed" for name in missing_packages(*packages_of([card for card, _ in groups]))]
 
     def work(kb, progress):
         if rebuild:
@@ -4481,7 +4498,8 @@ def index(kb, collection: One = None, git_pull: GitPull = False,
         failed = made.pop("failed", "")     # without a model the keyword index is kept; the job says what failed
         return result | {"embed": made} | ({"failed": failed} if failed else {})
     return Job({"collections": [c.name for c in chosen], "status": "started", "phases": phases,
-                "options": {"gitPull": git_pull, "runUpdateCmd": False}}, "index", work)
+                "options": {"gitPull": git_pull, "runUpdateCmd": False}} | (
+                    {"hint": f"the embed phase will fail: {'; '.join(missing)}"} if missing else {}), "index", work)
 
 
 @tool("write", only="cli", job=True)
@@ -4525,15 +4543,18 @@ def sync_all(kb: KB, collections: list[Collection], progress: Progress, *, full=
         deactivate(kb.wdb, [r[0] for r in kb.wdb.execute(
             "SELECT id FROM documents WHERE active AND collection NOT IN (SELECT value FROM json_each(?))", [names])])
     for c in collections:
-        before = []
+        before, said = [], []
         if git_pull:
-            before += pull(c)
+            progress.update("git pull", 0)
+            before += pull(c, progress, said)
         if run_update_cmd and c.update_cmd and kb.mode == "direct-cli":
-            before += run_update(c)
+            progress.update("updateCmd", 0)
+            before += run_update(c, progress, said)
         elif run_update_cmd and c.update_cmd:
             before.append(("UPDATE_CMD_SKIPPED", "updateCmd only runs from the command line (`gno update`)"))
         report = sync_collection(kb, c, progress, guard, full, allow_mass_delete)
         report["warnings"] = [{"relPath": "", "code": code, "message": text} for code, text in before] + report["warnings"]
+        report |= {"output": "\n".join(said)} if any(said) else {}
         reports.append(report)
     with guard(), transaction(kb.wdb):
         unresolved = project_edges(kb.wdb, kb.config)
@@ -4546,47 +4567,72 @@ def sync_all(kb: KB, collections: list[Collection], progress: Progress, *, full=
     return result
 
 
+GIT_S, UPDATE_S = 120, 600     # seconds that git pull and an updateCmd may take
+OUTPUT = 2000            # last characters of what they print that a report keeps
+
 # what a repository's own configuration may hold without its pull being refused: nothing here can name a program
 HARMLESS_GIT = lazy_re(r"core\.(repositoryformatversion|filemode|bare|logallrefupdates|ignorecase|precomposeunicode|symlinks|autocrlf|eol"
                        r"|fsmonitor|hookspath)|include(if\..+)?\.path"         # the first two are overruled, included keys are listed
                        r"|remote\..+\.(url|fetch|tagopt|prune)|branch\..+\.(remote|merge|rebase)|user\.(name|email)|pull\.(ff|rebase)")
 
 
-def pull(c: Collection) -> list[tuple[str, str]]:
-    """git pull --ff-only in the collection's folder -> warnings.
+def pull(c: Collection, progress: Progress, said: list[str]) -> list[tuple[str, str]]:
+    """git pull --ff-only in the collection's folder -> warnings; what git printed is added to `said`.
 
     Filters, hooks, transports and a dozen more settings make git run programs, so a repository whose own configuration
-    holds anything but harmless keys is not pulled; the user's own git configuration is trusted.
+    holds anything but harmless keys is not pulled; the user's own git configuration is trusted. Git never asks anybody anything.
     """
-    asked, failed = git(c, ["config", "--local", "--includes", "--name-only", "--list", "-z"])
-    odd = sorted({key for key in asked.split("\0") if key and not HARMLESS_GIT.fullmatch(key.lower())})
-    if odd:
-        return [("GIT_PULL_SKIPPED", f"the repository's configuration sets {', '.join(odd[:5])}, which could run a program; pull by hand")]
-    return failed or git(c, ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "pull", "--ff-only", "--no-recurse-submodules"])[1]
-
-
-def git(c: Collection, words: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    "Run git in the collection's folder, never asking anybody anything -> (output, warnings)."
-    import subprocess
     env = os.environ | {"GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": os.environ.get("GIT_SSH_COMMAND", "ssh -oBatchMode=yes"),
                         "GIT_ALLOW_PROTOCOL": "https:http:ssh:git:file"}
-    try:
-        done = subprocess.run(["git", *words], cwd=c.path, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, env=env)
-    except (OSError, subprocess.TimeoutExpired) as e:
-        return "", [("GIT_PULL_FAILED", clip(str(e), 200))]
-    said = clip((done.stderr or done.stdout).decode("utf-8", "replace"), 200)
-    return done.stdout.decode("utf-8", "replace"), [] if done.returncode == 0 else [("GIT_PULL_FAILED", said or f"exit code {done.returncode}")]
+    asked, _, why = run_program(["git", "config", "--local", "--includes", "--name-only", "--list", "-z"], c, GIT_S, progress, env)
+    odd = [] if why else sorted({key for key in asked.split("\0") if key and not HARMLESS_GIT.fullmatch(key.lower())})
+    if odd:
+        return [("GIT_PULL_SKIPPED", f"the repository's configuration sets {', '.join(odd[:5])}, which could run a program; pull by hand")]
+    if not why:
+        out, err, why = run_program(["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "pull", "--ff-only",
+                                "--no-recurse-submodules"], c, GIT_S, progress, env)
+        said.append((out + err)[-OUTPUT:].strip())
+    return [("GIT_PULL_FAILED", why)] if why else []
 
 
-def run_update(c: Collection) -> list[tuple[str, str]]:
+def run_update(c: Collection, progress: Progress, said: list[str]) -> list[tuple[str, str]]:
     "Run the collection's updateCmd, which its owner wrote into index.yml -> warnings; the sync goes on whatever it does."
+    out, err, why = run_program(["sh", "-c", c.update_cmd], c, UPDATE_S, progress, None)
+    said.append((out + err)[-OUTPUT:].strip())
+    return [("UPDATE_CMD_FAILED", why)] if why else []
+
+
+def run_program(words: list[str], c: Collection, timeout_s: float, progress: Progress, env) -> tuple[str, str, str]:
+    """Run a program in the collection's folder -> (stdout, stderr, why it failed or '').
+
+    At the time limit, and when the sync is cancelled, it ends with all that it started: a child that keeps the pipe open would
+    hold us up. Raises CANCELLED.
+    """
     import subprocess
     try:
-        done = subprocess.run(["sh", "-c", c.update_cmd], cwd=c.path, stdin=subprocess.DEVNULL, capture_output=True, timeout=600)
-    except (OSError, subprocess.TimeoutExpired) as e:
-        return [("UPDATE_CMD_FAILED", clip(str(e), 200))]
-    said = clip((done.stderr or done.stdout).decode("utf-8", "replace"), 200)
-    return [] if done.returncode == 0 else [("UPDATE_CMD_FAILED", said or f"exit code {done.returncode}")]
+        proc = subprocess.Popen(words, cwd=c.path, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                start_new_session=True)
+    except OSError as e:
+        return "", "", clip(str(e), 200)
+    until, both = time.monotonic() + timeout_s, None
+    try:
+        while both is None and time.monotonic() < until and not progress.cancelled.is_set():
+            try:
+                both = proc.communicate(timeout=0.1)
+            except subprocess.TimeoutExpired:
+                pass
+    finally:
+        if both is None:
+            proc.kill() if os.name == "nt" else os.killpg(proc.pid, 9)
+            proc.wait()
+            proc.stdout.close()
+            proc.stderr.close()
+    if progress.cancelled.is_set():
+        raise GnoError("CANCELLED", "cancelled")
+    if both is None:
+        return "", "", f"{words[0]} took longer than {timeout_s:g} s and was ended"
+    out, err = (data.decode("utf-8", "replace") for data in both)
+    return out, err, "" if proc.returncode == 0 else clip(err or out, 200) or f"exit code {proc.returncode}"
 
 
 class Stored(NamedTuple):
@@ -5617,6 +5663,42 @@ def chunk_texts(db: sqlite3.Connection, pending: list[tuple]) -> Iterator[tuple[
                 seen.add(input_hash)
                 yield input_hash, text
                 break
+
+
+class Cleared(TypedDict):
+    "Answer of clear_collection_embeddings."
+    collection: str
+    deleted_vectors: int
+    deleted_models: list[str]
+    mode: Literal["stale", "all"]
+    protected_shared_vectors: int
+    note: NotRequired[str]
+
+
+@tool("destroy", cli="collection clear-embeddings", schema="mcp-clear-embeddings-result", title="Clear a collection's embeddings")
+def clear_collection_embeddings(
+        kb, collection: Name,
+        mode: Annotated[Literal["stale", "all"], Arg("stale: vectors of models that the collection no longer uses; all: every vector", flag="--all")] = "stale",
+) -> Cleared:
+    """Drop stored vectors of one collection, those of models it no longer uses (stale) or all; gno_embed makes new ones.
+
+    Vectors of texts that a visible document of another collection holds too are kept and counted. Raises NOT_FOUND, and in
+    mode stale MODEL_NOT_FOUND: without the model in use nobody can say what is stale.
+    """
+    c, db = kb.collection(collection), kb.wdb
+    kept = fingerprint_id(db, embed_groups(kb, [c.name])[0][0]) if mode == "stale" else None
+    texts = "v.input_hash IN (SELECT c.input_hash FROM documents d JOIN chunks c ON c.mirror_id = d.mirror_id AND c.cut = d.cut WHERE "
+    mine, shared, values = f"v.fingerprint IS NOT ? AND {texts} d.collection = ?)", f"{texts} d.active AND d.collection != ?)", [kept, c.name, c.name]
+    with transaction(db):
+        models = [r[0] for r in db.execute(f"""
+            SELECT f.model FROM fingerprints f WHERE EXISTS (SELECT 1 FROM vectors v WHERE v.fingerprint = f.id AND {mine} AND NOT {shared})
+            ORDER BY f.id""", values)]
+        protected = db.execute(f"SELECT count(*) FROM vectors v WHERE {mine} AND {shared}", values).fetchone()[0]
+        deleted = db.execute(f"DELETE FROM vectors AS v WHERE {mine} AND NOT {shared}", values).rowcount
+    notes = ["gno_embed makes vectors anew"] if deleted and mode == "all" else []
+    notes += [f"{plural(protected, 'vector')} kept for documents of other collections"] if protected else []
+    return {"collection": c.name, "deletedVectors": deleted, "deletedModels": list(dict.fromkeys(models)), "mode": mode,
+            "protectedSharedVectors": protected} | ({"note": "; ".join(notes)} if notes else {})
 
 
 def models_text(result, raw) -> str:
@@ -8870,6 +8952,7 @@ class CollectionSync(TypedDict):
     duration_ms: int
     errors: list[FileProblem]
     warnings: list[FileProblem]
+    output: NotRequired[str]
 
 
 class SyncResult(TypedDict):
@@ -9264,33 +9347,35 @@ def mcp_stdio(kb: KB, source, sink):
 
     worker = threading.Thread(target=work, name="tools", daemon=True)
     worker.start()
-    for line in source:
-        line = line.strip(b"\r\n\t ")
-        if not line:
-            continue
-        try:
-            message = strict_json(line)
-        except ValueError:
-            send(rpc_error(None, -32700, "parse error"))
-            continue
-        slow = isinstance(message, dict) and message.get("method") in ("tools/call", "resources/read", "resources/list") \
-            and isinstance(message.get("id"), (str, int)) and not isinstance(message["id"], bool) and session.initialized \
-            and not (isinstance(message.get("params"), dict) and message["params"].get("name") in QUICK_TOOLS)
-        if slow:
-            session.running[message["id"]] = Progress()
-            todo.put(message)
-            continue
-        reply = mcp_handle(session, message, send)
-        if reply is not None:
-            send(reply)
-        if isinstance(message, dict) and message.get("method") == "notifications/cancelled":
-            for request_id, db in list(interrupts.items()):
-                progress = session.running.get(request_id)
-                if progress and progress.cancelled.is_set():
-                    db.interrupt()
-    todo.put(None)                          # end of input: finish what was asked, then leave
-    worker.join(6)                          # longer than a write tool waits for the lock
-    kb.jobs.stop(3)
+    try:
+        for line in source:
+            line = line.strip(b"\r\n\t ")
+            if not line:
+                continue
+            try:
+                message = strict_json(line)
+            except ValueError:
+                send(rpc_error(None, -32700, "parse error"))
+                continue
+            slow = isinstance(message, dict) and message.get("method") in ("tools/call", "resources/read", "resources/list") \
+                and isinstance(message.get("id"), (str, int)) and not isinstance(message["id"], bool) and session.initialized \
+                and not (isinstance(message.get("params"), dict) and message["params"].get("name") in QUICK_TOOLS)
+            if slow:
+                session.running[message["id"]] = Progress()
+                todo.put(message)
+                continue
+            reply = mcp_handle(session, message, send)
+            if reply is not None:
+                send(reply)
+            if isinstance(message, dict) and message.get("method") == "notifications/cancelled":
+                for request_id, db in list(interrupts.items()):
+                    progress = session.running.get(request_id)
+                    if progress and progress.cancelled.is_set():
+                        db.interrupt()
+    finally:                                # end of input or a signal: finish what was asked, then leave
+        todo.put(None)
+        worker.join(6)                      # longer than a write tool waits for the lock
+        kb.jobs.stop(3)
 
 
 # ==== Command line: find, parse, run, render ==========================================================================
@@ -9438,6 +9523,8 @@ def parser_of(t: Tool):
             {"action": "append" if many else "store", "metavar": p.name.rstrip("_").upper()}
         kind |= {"required": True} if p.default is REQUIRED else {}
         flags = list(dict.fromkeys(f for f in (p.arg.flag, "--" + p.name.rstrip("_").replace("_", "-")) if f))
+        if get_origin(p.type) is Literal and p.arg.flag[2:] in get_args(p.type):       # --all is --mode all
+            parser.add_argument(flags.pop(0), dest=p.wire, default=argparse.SUPPRESS, help=help_, action="store_const", const=p.arg.flag[2:])
         if p.name == "collection":
             flags.insert(0, "-c")
         parser.add_argument(*flags, dest=p.wire, default=argparse.SUPPRESS, help=help_, **kind)
