@@ -4425,6 +4425,7 @@ def linked(db: sqlite3.Connection, seeds: list[int]) -> list[tuple[int, int, str
 EXTRACTOR = "1"          # raised when front matter, tags, links or chunks are read differently: every file is read again
 BATCH_DOCS, BATCH_CHARS, BATCH_S = 200, 8_000_000, 2.0
 MAX_SOURCE = 100 * MB    # bytes of one file
+CLOCK_NS = 20_000_000    # longest tick of a kernel's clock for file times
 EXTENSIONS = frozenset(CONVERTERS)
 MARKDOWN = frozenset(ext for ext in EXTENSIONS if converter_id(ext) == "gno/markdown")
 UNTITLED = ("gno/text", "gno/code", "gno/csv", "gno/json", "gno/jsonl", "gno/yaml", "gno/toml")      # a `#` there is no heading
@@ -4807,6 +4808,9 @@ def read_source(kb: KB, c: Collection, entry: Source, old: Stored | None, derive
 
     A file whose bytes are unchanged comes back as a row of new times alone, unless all is to be derived again. Damage is recorded in the row.
     """
+    age = time.time_ns() - entry.ctime_ns
+    if 0 <= age < CLOCK_NS:                 # a second edit within one tick would leave the times as they are: read after the tick
+        time.sleep((CLOCK_NS - age) / 1e9)
     try:
         with open(os.path.join(c.path, entry.path), "rb") as f:
             data = f.read()                 # with a limit Python would set that much memory aside for every file
