@@ -1,12 +1,15 @@
 """Collections: which folders may become one, names, removing, renaming, cleaning up, first setup."""
 import json
 import os
+import pwd
+import shutil
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import add, cli, new_kb, place, run, write
+import yaml
+from conftest import ROOT, add, cli, new_kb, place, run, write
 from test_kb import failure
 
 import gno
@@ -97,6 +100,16 @@ def test_which_folders_may_become_a_collection(home):
             assert error.code == expected, (path, error)
         else:
             assert gno.collection_root(path, False) == str(home / expected), path
+
+
+def test_what_lies_in_another_persons_home_is_refused_except_to_root(home, monkeypatch):
+    people = [("/home/ann", 1001), ("/home/bob", 1002), ("/root", 0), ("/", 2), ("/srv/www", 33), ("/home/deep/carol", 1003)]
+    monkeypatch.setattr(pwd, "getpwall", lambda: [pwd.struct_passwd(("", "", uid, 0, "", path, "")) for path, uid in people])
+    for uid, path, code in [(1001, "/home/bob/notes", "INVALID_PATH"), (1001, "/root/notes", "INVALID_PATH"), (1001, "/home/ann/x", "PATH_NOT_FOUND"),
+                            (1001, "/home/bobby/x", "PATH_NOT_FOUND"), (1001, "/home/deep/carol/x", "PATH_NOT_FOUND"),
+                            (1001, "/srv/www/x", "PATH_NOT_FOUND"), (0, "/home/bob/notes", "PATH_NOT_FOUND"), (0, "/home/bob", "INVALID_PATH")]:
+        monkeypatch.setattr(os, "getuid", lambda uid=uid: uid)
+        assert failure(gno.collection_root, path, False).code == code, (uid, path)
 
 
 def test_relative_folders_are_for_people_in_a_shell(home):
@@ -270,6 +283,102 @@ def test_taken_out_of_the_file_by_hand(kb, tmp_path):
     with opened(tmp_path / "n") as files:
         run(kb, "sync")
     assert found(kb) == ["more/b.md", "notes/a.md"] and files == []
+
+
+# ---- clear embeddings ----------------------------------------------------------------------------
+
+@pytest.fixture
+def two_models(tmp_path):
+    "Two model folders that differ in nothing but the name."
+    for name in ("one", "two"):
+        shutil.copytree(ROOT / "models", tmp_path / name, ignore=shutil.ignore_patterns("source", ".*"))
+        card = json.loads((tmp_path / name / "card.json").read_text())
+        (tmp_path / name / "card.json").write_text(json.dumps(card | {"name": name}))
+    return tmp_path
+
+
+def use(kb, models: dict[str, Path]):
+    "Let the collections use these models."
+    config = yaml.safe_load(Path(kb.config_path).read_text())
+    for c in config["collections"]:
+        c["models"] = {"embed": str(models[c["name"]])}
+    Path(kb.config_path).write_text(yaml.safe_dump(config))
+
+
+def clear(kb, collection="notes", **arguments) -> tuple:
+    answer = run(kb, "clear_collection_embeddings", collection=collection, **arguments)
+    assert answer["collection"] == collection.lower() and answer["mode"] == arguments.get("mode", "stale")
+    assert ("note" in answer) is bool(answer["protectedSharedVectors"] or answer["deletedVectors"] and answer["mode"] == "all")
+    return answer["deletedVectors"], answer["deletedModels"], answer["protectedSharedVectors"]
+
+
+def embedded(kb) -> dict[str, tuple[int, int]]:
+    "Of each collection (chunks, those with a vector of its model)."
+    return {c["name"]: (c["chunkCount"], c["embeddedCount"]) for c in run(kb, "status")["collections"]}
+
+
+def test_clearing_embeddings_by_hand(kb, tmp_path, two_models):
+    add(kb, write(tmp_path / "n", {"a.md": "A kiln.", "b.md": "Clay."}))
+    add(kb, write(tmp_path / "m", {"copy.md": "A kiln.", "c.md": "Glaze."}), "second")
+    one, two = two_models / "one", two_models / "two"
+    use(kb, {"notes": one, "second": one})
+    assert clear(kb) == clear(kb, mode="all") == (0, [], 0)                   # nothing is embedded yet
+    assert run(kb, "embed")["embedded"] == 3                                  # the kiln once
+    assert clear(kb) == (0, [], 0) and embedded(kb) == {"notes": (2, 2), "second": (2, 2)}
+    use(kb, {"notes": two, "second": one})
+    status = run(kb, "status")
+    assert embedded(kb) == {"notes": (2, 0), "second": (2, 2)} and status["embeddingBacklog"] == 2
+    assert clear(kb, "NOTES") == (1, ["one"], 1)                              # clay; the kiln is the other one's too
+    assert embedded(kb) == {"notes": (2, 0), "second": (2, 2)}
+    assert run(kb, "embed")["embedded"] == 2
+    assert embedded(kb) == {"notes": (2, 2), "second": (2, 2)} and run(kb, "status")["healthy"]
+    assert clear(kb) == (0, [], 1) and clear(kb, "second") == (0, [], 1)      # each keeps what the other has as well
+    assert clear(kb, mode="all") == (1, ["two"], 2)                           # clay; the kiln by either model stays
+    assert embedded(kb) == {"notes": (2, 1), "second": (2, 2)} and run(kb, "status")["embeddingBacklog"] == 1
+    assert run(kb, "embed")["embedded"] == 1
+    (tmp_path / "m" / "copy.md").unlink()
+    run(kb, "sync")
+    assert clear(kb, mode="all") == (3, ["one", "two"], 0)                    # a deleted copy protects nothing
+    assert embedded(kb) == {"notes": (2, 0), "second": (1, 1)}
+    assert run(kb, "embed", collection="notes")["embedded"] == 2
+    run(kb, "remove_collection", collection="second")
+    assert clear(kb, mode="all") == (2, ["two"], 0) and failure(run, kb, "clear_collection_embeddings", collection="second").code == "NOT_FOUND"
+
+
+def test_clearing_without_the_model_in_use(kb, tmp_path, two_models):
+    add(kb, write(tmp_path / "n", {"a.md": "A kiln."}))
+    use(kb, {"notes": two_models / "one"})
+    run(kb, "embed")
+    use(kb, {"notes": two_models / "none"})
+    assert failure(clear, kb).code == "MODEL_NOT_FOUND"
+    use(kb, {"notes": two_models / "one"})
+    assert embedded(kb) == {"notes": (1, 1)}                                  # what may still be wanted is kept
+    use(kb, {"notes": two_models / "none"})
+    assert clear(kb, mode="all") == (1, ["one"], 0)
+    kb.writable = False
+    assert failure(clear, kb).code == "WRITE_DISABLED"
+
+
+def test_cleared_over_mcp_and_on_the_command_line(kb, tmp_path, client):
+    add(kb, write(tmp_path / "n", {"a.md": "A kiln.", "b.md": "Clay."}))
+    run(kb, "embed")
+    server, base = client("--enable-write"), tmp_path / "gno"
+    assert server.call("gno_vsearch", query="kiln")["structuredContent"]["results"]
+    listed = {t["name"]: t for t in server.request("tools/list")["result"]["tools"]}["gno_clear_collection_embeddings"]
+    assert listed["annotations"]["destructiveHint"] and listed["inputSchema"]["properties"]["mode"]["enum"] == ["stale", "all"]
+    answer = server.call("gno_clear_collection_embeddings", collection="notes", mode="all")["structuredContent"]
+    assert (answer["deletedVectors"], answer["protectedSharedVectors"]) == (2, 0) and "gno_embed" in answer["note"]
+    refused = server.call("gno_vsearch", query="kiln")                        # nothing of it is left in the server's memory
+    assert refused["isError"] and "nothing is embedded" in refused["content"][0]["text"]
+    assert server.call("gno_query", query="kiln")["structuredContent"]["results"]
+    assert server.call("gno_status")["structuredContent"]["embeddingBacklog"] == 2
+    assert server.job("gno_embed")["typedResult"]["value"]["embedded"] == 2
+    assert server.call("gno_vsearch", query="kiln")["structuredContent"]["results"]
+    assert server.call("gno_clear_collection_embeddings", collection="notes", mode="some")["structuredContent"]["error"] == "INVALID_INPUT"
+    assert cli(base, "collection", "clear-embeddings", "notes", "--all").returncode == 1          # nobody to ask
+    for flags, deleted in [((), 0), (("--mode", "stale"), 0), (("--all",), 2), (("--all",), 0)]:
+        done = cli(base, "collection", "clear-embeddings", "notes", *flags, "--yes", "--json")
+        assert done.returncode == 0 and json.loads(done.stdout)["deletedVectors"] == deleted, (flags, done)
 
 
 # ---- rename --------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def test_one_job_at_a_time_and_reads_go_on(tmp_path, kb):
     assert entered.wait(5)
     begun = time.monotonic()
     for name, arguments in [("sync", {}), ("index", {}), ("embed", {}), ("add_collection", {"path": str(tmp_path)}),
-        ("remove_collection", {"collection": "notes"})]:
+        ("remove_collection", {"collection": "notes"}), ("clear_collection_embeddings", {"collection": "notes"})]:
         with pytest.raises(gno.GnoError) as e:
             gno.call(kb, name, arguments)
         assert e.value.code == "JOB_CONFLICT" and job in e.value.message, name
@@ -114,10 +114,14 @@ def test_one_job_at_a_time_and_reads_go_on(tmp_path, kb):
     (gno.GnoError("MODEL_NOT_FOUND", "no embed model found"), "MODEL_NOT_FOUND: no embed model found"),
     (ValueError("oddity"), "RUNTIME: "), (sqlite3.OperationalError("disk full"), "RUNTIME: "), (MemoryError(), "RUNTIME: MemoryError"),
 ])
-def test_a_failing_job_keeps_its_error_and_frees_the_lock(kb, raised, said):
+def test_a_failing_job_keeps_its_error_and_frees_the_lock(kb, raised, said, capfd):
     def work(kb, progress):
+        kb.wdb.execute("BEGIN IMMEDIATE")
+        kb.wdb.execute("INSERT INTO meta VALUES ('half', 'done')")
         raise raised
     state = ended(kb, start(kb, work))
+    assert kb.get_meta("half") == ""                                  # what it had begun is rolled back
+    assert ("Traceback" in capfd.readouterr().err) is not isinstance(raised, (gno.GnoError, sqlite3.Error))
     assert state["status"] == "failed" and state["error"].startswith(said) and str(raised) in state["error"]
     assert state["completedAt"] >= state["startedAt"]
     assert run(kb, "list_jobs")["recent"][0]["status"] == "failed"
@@ -148,14 +152,14 @@ def test_without_a_model_the_index_job_fails_but_keeps_the_sync(tmp_path, monkey
     write(root, {"b.md": "giraffe\n"})
     refused = c.call("gno_embed")
     assert refused["isError"] and refused["structuredContent"]["error"] == "MODEL_NOT_FOUND"
-    result = c.call("gno_index")
-    if not result.get("isError"):                                     # the specification: fails fast, or the job says so and keeps the sync
-        job = result["structuredContent"]["jobId"]
-        while (state := c.call("gno_job_status", jobId=job)["structuredContent"])["status"] == "running":
-            time.sleep(0.01)
-        assert state["status"] == "failed" and state["error"].startswith("MODEL_NOT_FOUND")
-        assert state["typedResult"]["kind"] == "index" and state["typedResult"]["value"]["sync"]["totalFilesAdded"] == 1
-        assert c.call("gno_search", query="giraffe")["structuredContent"]["results"]
+    result = c.call("gno_index")                                      # says at once what is missing, and keeps the sync
+    assert "no embed model found" in result["structuredContent"]["hint"] and "no embed model found" in result["content"][0]["text"]
+    job = result["structuredContent"]["jobId"]
+    while (state := c.call("gno_job_status", jobId=job)["structuredContent"])["status"] == "running":
+        time.sleep(0.01)
+    assert state["status"] == "failed" and state["error"].startswith("MODEL_NOT_FOUND")
+    assert state["typedResult"]["kind"] == "index" and state["typedResult"]["value"]["sync"]["totalFilesAdded"] == 1
+    assert c.call("gno_search", query="giraffe")["structuredContent"]["results"]
     assert c.call("gno_query", query="zebra")["structuredContent"]["meta"]["mode"] == "bm25_only"
 
 

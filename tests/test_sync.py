@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -590,6 +591,8 @@ def test_git_pull_brings_new_files(kb, clone):
     assert report["filesAdded"] == 1
     report = sync(kb, gitPull=True)
     assert report["counts"] == {"Added": 1, "Unchanged": 1} and codes(report) == []
+    assert "Fast-forward" in report["output"] and "b.md" in report["output"]
+    assert "up to date" in sync(kb, gitPull=True)["output"] and "output" not in sync(kb)
 
 
 def test_git_pull_elsewhere_is_a_warning(kb, tmp_path, clone):
@@ -656,6 +659,9 @@ def test_update_cmd_runs_only_where_a_person_asked_for_it(kb, tmp_path, client):
     for words in (["sync"], ["index", "--no-embed"]):
         assert cli(base, *words).returncode == 0 and not (root / "made.md").exists(), words
     server = client("--enable-write")
+    assert not server.call("gno_sync", runUpdateCmd=True)["structuredContent"]["options"]["runUpdateCmd"]      # the effective options
+    while server.call("gno_list_jobs")["structuredContent"]["active"]:
+        time.sleep(0.01)
     for name, arguments in [("gno_sync", {"runUpdateCmd": True}), ("gno_sync", {}), ("gno_index", {})]:
         job = server.job(name, **arguments)
         (report,) = (job.get("result") or job["typedResult"]["value"]["sync"])["collections"]
@@ -669,6 +675,57 @@ def test_update_cmd_runs_only_where_a_person_asked_for_it(kb, tmp_path, client):
     done = cli(base, "update", "--json")
     (report,) = json.loads(done.stdout)["collections"]
     assert codes(report) == [("", "UPDATE_CMD_FAILED")] and "it broke" in report["warnings"][0]["message"] and report["filesAdded"] == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell command")
+@pytest.mark.parametrize("how", ["it takes too long", "the sync is cancelled"])
+def test_an_update_cmd_ends_with_all_that_it_started(kb, tmp_path, monkeypatch, how):
+    root = write(tmp_path / "n", {"a.md": "alpha"})
+    add(kb, root)
+    path = Path(kb.config_path)
+    path.write_text(path.read_text().replace("- name: notes", "- updateCmd: 'echo begun; (sleep 60; touch late.md) & echo $! > pid; wait'\n    name: notes"))
+    progress = gno.Progress()
+    monkeypatch.setattr(gno, "UPDATE_S", 0.5 if how == "it takes too long" else 600)
+    timer = threading.Timer(0.5, progress.cancelled.set)
+    begun = time.monotonic()
+    if how == "it takes too long":
+        (report,) = gno.call(kb, "update", {}, inline=progress)["collections"]
+        assert codes(report) == [("", "UPDATE_CMD_FAILED")] and "longer than 0.5 s" in report["warnings"][0]["message"]
+        assert report["filesUnchanged"] == 1                                  # the sync goes on
+    else:
+        timer.start()
+        assert failure(gno.call, kb, "update", {}, inline=progress).code == "CANCELLED"
+    assert time.monotonic() - begun < 30
+    child, until = (root / "pid").read_text().strip(), time.monotonic() + 10
+    while (state := subprocess.run(["ps", "-o", "stat=", "-p", child], capture_output=True, text=True).stdout.strip()) and state[0] != "Z":
+        assert time.monotonic() < until, state
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell script")
+def test_a_pull_that_hangs_is_a_warning(kb, tmp_path, monkeypatch):
+    write(tmp_path / "bin", {"git": "#!/bin/sh\n[ \"$1\" = config ] || sleep 60\n"})
+    (tmp_path / "bin" / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(gno, "GIT_S", 1)
+    (report,) = add(kb, write(tmp_path / "n", {"a.md": "alpha"}), gitPull=True)["collections"]
+    assert codes(report) == [("", "GIT_PULL_FAILED")] and report["filesAdded"] == 1
+
+
+def test_a_second_edit_within_a_tick_of_the_clock_is_seen(kb, tmp_path, monkeypatch):
+    root, read = write(tmp_path / "n", {"a.md": "first"}), gno.read_source
+    add(kb, root)
+
+    def edited_at_once(kb, c, entry, *rest):
+        out = read(kb, c, entry, *rest)
+        (root / "a.md").write_text(f"late{n:03}")                             # the same size, at once
+        return out
+    for n in range(10):
+        monkeypatch.setattr(gno, "read_source", edited_at_once)
+        (root / "a.md").write_text(f"soon{n:03}")
+        sync(kb)
+        monkeypatch.setattr(gno, "read_source", read)
+        sync(kb)
+        assert found(kb, f"late{n:03}") == ["notes/a.md"], n
 
 
 # ---- what a document is --------------------------------------------------------------------------
