@@ -4487,7 +4487,8 @@ def index(kb, collection: One = None, git_pull: GitPull = False,
     chosen = kb.chosen(collection)
     phases, absent = ["sync"] if no_embed else ["sync", "embed"], []
     groups = [] if no_embed else embed_groups(kb, [c.name for c in chosen], absent)
-    missing = [e.message for e in absent] + [f"{name} is not installed" for name in missing_packages(*packages_of([card for card, _ in groups]))]
+    absent_packages = missing_packages(*packages_of([card for card, _ in groups]))
+    missing = [e.message for e in absent] + [f"{name} is not installed" for name in absent_packages]
 
     def work(kb, progress):
         if rebuild:
@@ -5682,8 +5683,8 @@ class Cleared(TypedDict):
 @tool("destroy", cli="collection clear-embeddings", schema="mcp-clear-embeddings-result", title="Clear a collection's embeddings")
 def clear_collection_embeddings(
         kb, collection: Name,
-        mode: Annotated[Literal["stale", "all"], Arg("stale: vectors of models that the collection no longer uses; all: every vector", flag="--all")] = "stale",
-) -> Cleared:
+        mode: Annotated[Literal["stale", "all"], Arg("stale: vectors of models that the collection no longer uses; all: every vector",
+                                                     flag="--all")] = "stale") -> Cleared:
     """Drop stored vectors of one collection, those of models it no longer uses (stale) or all; gno_embed makes new ones.
 
     Vectors of texts that a visible document of another collection holds too are kept and counted. Raises NOT_FOUND, and in
@@ -5692,7 +5693,8 @@ def clear_collection_embeddings(
     c, db = kb.collection(collection), kb.wdb
     kept = fingerprint_id(db, embed_groups(kb, [c.name])[0][0]) if mode == "stale" else None
     texts = "v.input_hash IN (SELECT c.input_hash FROM documents d JOIN chunks c ON c.mirror_id = d.mirror_id AND c.cut = d.cut WHERE "
-    mine, shared, values = f"v.fingerprint IS NOT ? AND {texts} d.collection = ?)", f"{texts} d.active AND d.collection != ?)", [kept, c.name, c.name]
+    mine, shared = f"v.fingerprint IS NOT ? AND {texts} d.collection = ?)", f"{texts} d.active AND d.collection != ?)"
+    values = [kept, c.name, c.name]
     with transaction(db):
         models = [r[0] for r in db.execute(f"""
             SELECT f.model FROM fingerprints f WHERE EXISTS (SELECT 1 FROM vectors v WHERE v.fingerprint = f.id AND {mine} AND NOT {shared})
@@ -9026,6 +9028,7 @@ def work_text(value: dict) -> str:
             ("Added", "added"), ("Updated", "updated"), ("Unchanged", "unchanged"), ("MarkedInactive", "removed"),
             ("Errored", "failed"), ("Skipped", "skipped")) if c["files" + k]]
         lines.append(f"{c['collection']}: {', '.join(parts) or 'no files'} in {c['durationMs'] / 1000:.1f} s")
+        lines += ["  | " + CONTROL.sub("?", line) for line in c.get("output", "").split("\n")[-10:] if line]
         lines += [f"  {p['code']} {p['relPath']}: {p['message']}".replace(" : ", ": ") for p in (c["errors"] + c["warnings"])[:20]]
     return "\n".join(lines)
 
@@ -9528,7 +9531,8 @@ def parser_of(t: Tool):
         kind |= {"required": True} if p.default is REQUIRED else {}
         flags = list(dict.fromkeys(f for f in (p.arg.flag, "--" + p.name.rstrip("_").replace("_", "-")) if f))
         if get_origin(p.type) is Literal and p.arg.flag[2:] in get_args(p.type):       # --all is --mode all
-            parser.add_argument(flags.pop(0), dest=p.wire, default=argparse.SUPPRESS, help=help_, action="store_const", const=p.arg.flag[2:])
+            parser.add_argument(flags.pop(0), dest=p.wire, default=argparse.SUPPRESS, help=help_, action="store_const",
+                                const=p.arg.flag[2:])
         if p.name == "collection":
             flags.insert(0, "-c")
         parser.add_argument(*flags, dest=p.wire, default=argparse.SUPPRESS, help=help_, **kind)

@@ -21,10 +21,10 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
-from conftest import Client, new_kb, run, write
-from test_sync import sound, visible
+from conftest import Client, new_kb, run, write  # noqa: E402
+from test_sync import sound, visible  # noqa: E402
 
-import gno
+import gno  # noqa: E402
 
 STABLE = 8                                  # notes of a collection that nobody touches: every read of them has one right answer
 TOPICS = ["kilns and glaze", "bees in winter", "a broken violin", "tide tables", "sourdough", "the observatory dome", "tax forms"]
@@ -50,8 +50,9 @@ class World:
         "(word, text) of a note that was never there: a few links, a tag, one to three paragraphs."
         self.made += 1
         word, topic = f"w{self.made}q", self.chance.choice(TOPICS)
-        links = " ".join(f"[[{Path(p).stem}]]" for p in self.some(2)) + f" [s](../../stable/s{self.chance.randrange(STABLE)}.md) [[stable:s1]]"
-        body = "\n\n".join(f"Paragraph {n} of {word} tells about {topic} and {self.chance.choice(TOPICS)}. " * 6 for n in range(self.chance.randint(1, 3)))
+        links = " ".join(f"[[{Path(p).stem}]]" for p in self.some(2)) + " [out](../../stable/s0.md) [[stable:s1]]"
+        body = "\n\n".join(f"Paragraph {n} of {word} tells about {topic} and {self.chance.choice(TOPICS)}. " * 6
+                           for n in range(self.chance.randint(1, 3)))
         return word, f"# Note {word}\n\ncommon {word} #tag{self.made % 7}\n\n{links}\n\n{body}\n"
 
     def some(self, most: int) -> list[str]:
@@ -178,7 +179,8 @@ class Reader:
             found = self.call("gno_search", query="common", limit=100)["results"]
             assert {f"gno://stable/s{k}.md" for k in range(STABLE)} <= {h["uri"] for h in found} or len(found) == 100
         elif kind == 3:
-            assert self.call("gno_vsearch", query=TOPICS[n % len(TOPICS)], collection="stable", limit=STABLE)["meta"]["totalResults"] == STABLE
+            found = self.call("gno_vsearch", query=TOPICS[n % len(TOPICS)], collection="stable", limit=STABLE)
+            assert found["meta"]["totalResults"] == STABLE
         elif kind == 4:
             assert self.call("gno_query", query=f"anchor{n} {TOPICS[n % len(TOPICS)]}", collection="stable")["results"]
         elif kind == 5:
@@ -309,7 +311,7 @@ def kills(base: Path, times: int, seed=1, notes=80) -> dict:
                     sound(kb)
                 report = run(kb, "sync")
                 assert not report["totalFilesErrored"], (turn, report)
-                nothing_lost(w, lambda word: [h["uri"] for h in run(kb, "search", query=word)["results"]])
+                nothing_lost(w, lambda word, kb=kb: [h["uri"] for h in run(kb, "search", query=word)["results"]])
             finally:
                 kb.close()
             assert not reader.failures, (turn, reader.failures[0])

@@ -593,6 +593,7 @@ def test_git_pull_brings_new_files(kb, clone):
     assert report["counts"] == {"Added": 1, "Unchanged": 1} and codes(report) == []
     assert "Fast-forward" in report["output"] and "b.md" in report["output"]
     assert "up to date" in sync(kb, gitPull=True)["output"] and "output" not in sync(kb)
+    assert "\n  | Already up to date." in gno.work_text(run(kb, "sync", gitPull=True))
 
 
 def test_git_pull_elsewhere_is_a_warning(kb, tmp_path, clone):
@@ -683,7 +684,8 @@ def test_an_update_cmd_ends_with_all_that_it_started(kb, tmp_path, monkeypatch, 
     root = write(tmp_path / "n", {"a.md": "alpha"})
     add(kb, root)
     path = Path(kb.config_path)
-    path.write_text(path.read_text().replace("- name: notes", "- updateCmd: 'echo begun; (sleep 60; touch late.md) & echo $! > pid; wait'\n    name: notes"))
+    command = "echo begun; (sleep 60; touch late.md) & echo $! > pid; wait"
+    path.write_text(path.read_text().replace("- name: notes", f"- updateCmd: '{command}'\n    name: notes"))
     progress = gno.Progress()
     monkeypatch.setattr(gno, "UPDATE_S", 0.5 if how == "it takes too long" else 600)
     timer = threading.Timer(0.5, progress.cancelled.set)
