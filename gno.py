@@ -2478,7 +2478,7 @@ def table_lines(rows: Iterable[list[str]], width: int = 0) -> Iterator[str]:
             yield "|" + " --- |" * width
 
 
-def fence(text: str, language: str = "") -> str:
+def fenced(text: str, language: str = "") -> str:
     "Text as a fenced code block, whatever backticks are in it."
     ticks = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{ticks}{language}\n{text.strip(chr(10))}\n{ticks}"
@@ -2640,7 +2640,7 @@ def from_ipynb(data: bytes, warnings: Warnings) -> tuple[str, str]:
             heading = re.search(r"(?m)^#{1,6}[ \t]+(.+)", source)
             title = title or (heading[1].strip(" \t#") if heading else "")
         if source.strip():
-            out.add(fence(source, joined(language)) if kind == "code" else source)
+            out.add(fenced(source, joined(language)) if kind == "code" else source)
         outputs = dig(cell, "outputs")
         for output in outputs if isinstance(outputs, list) else ():
             kinds = ("text",), ("data", "text/plain"), ("data", "text/markdown"), ("traceback",)
@@ -2648,7 +2648,7 @@ def from_ipynb(data: bytes, warnings: Warnings) -> tuple[str, str]:
             text = re.sub(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*\x07?)", "", text).replace("\r\n", "\n")
             text = "\n".join([line.rpartition("\r")[2] for line in text.split("\n")])   # a progress bar: its last state
             if text.strip() and not re.fullmatch(r"\s*<[\w.]*(?:Figure|Axes)[^>]*>\s*", text):
-                out.add(fence(text))
+                out.add(fenced(text))
     return out.text(), title
 
 
@@ -2875,7 +2875,7 @@ class HtmlWriter:
             self.run = ["".join(self.run).replace("\n", "\0")]
         elif (text := "".join(self.run)).strip():
             self.run.clear()
-            self.write(fence(text).split("\n"))
+            self.write(fenced(text).split("\n"))
         self.pre = start
 
     def end_link(self):
@@ -4001,13 +4001,13 @@ _DEFINITION = lazy_re(rf"[ \t]*+(?:<([^<>\n]*)>|(?!<)(\S++))(?:[ \t]++{_TITLE})?
 _OUTSIDE = {"wiki": re.compile(r"[a-z][a-z0-9+.-]*://|mailto:|//", re.I), "markdown": re.compile(r"[a-z][a-z0-9+.-]*:|//", re.I)}
 
 
-def find_links(text: str, masked: str) -> list[Link]:
-    """Every link of a note in text order: `[[wiki]]`, `![[embed]]`, `[inline](a.md)`, `[label]: a.md`.
+def find_links(text: str, masked: str, images=False) -> list[Link]:
+    """Every link of a note in text order: `[[wiki]]`, `![[embed]]`, `[inline](a.md)`, `[label]: a.md`; `![image](a.png)` if wanted.
 
-    `masked` is mask(text). Left out: links with a scheme or `//`, bare `#anchors`, images (but not embeds), footnotes.
+    `masked` is mask(text). Left out: links with a scheme or `//`, bare `#anchors`, footnotes.
     """
     found, line, col, seen = [], 1, 1, 0
-    for kind, alias, embedded, start, end, a, b in _link_spans(text, masked) if "[" in masked else ():
+    for kind, alias, embedded, start, end, a, b in _link_spans(text, masked, images) if "[" in masked else ():
         hash_at = text.find("#", a, b)
         anchor, b = ("", b) if hash_at < 0 else (text[hash_at + 1:b].strip(), hash_at)
         a = b - len(text[a:b].lstrip())
@@ -4025,7 +4025,7 @@ def find_links(text: str, masked: str) -> list[Link]:
     return found
 
 
-def _link_spans(text: str, masked: str):
+def _link_spans(text: str, masked: str, images: bool):
     """Yield (kind, alias, embed, start, end, span of the target with its anchor) for all that has the shape of a link.
 
     Structure is read from `masked`, destinations from `text`, because there a backslash still means something.
@@ -4043,8 +4043,8 @@ def _link_spans(text: str, masked: str):
             yield _wiki(text, wiki, a, at, alias, False)
         elif opens == "(" and (dest := _DEST.match(text, at)):
             at = dest.end()
-            if not bang:
-                yield "markdown", alias, False, a, at, *dest.span(dest.lastindex)
+            if images or not bang:
+                yield "markdown", alias, bang, a, at, *dest.span(dest.lastindex)
         elif opens == ":" and "[" not in shown and _begins_line(masked, a) and (dest := _DEFINITION.match(text, at)):
             if alias[:1] != "^":
                 at = dest.end()
@@ -8869,6 +8869,852 @@ def drawing(result, form: str) -> str:
                      [f"  {s} -->|{quoted(kind)}| {t}" for s, t, kind in edges])
 
 
+# ==== Writing notes: capture, folders, rename, move and duplicate, links kept alive ===================================
+
+WINDOWS_NAME = lazy_re(r"(?i)(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³]) *(\..*)?|.*[<>:\"|?*].*|.*[. ]| .*")
+CAPTURE_CHARS = MB
+NOTE_HEAD = lazy_re(r"\ufeff?---[^\S\n]*\n(?P<yaml>(?:.*\n)*?)(?:---|\.\.\.)[^\S\n]*(?:\n|\Z)")
+FOUR = ("Current Synthesis", "Open Threads", "Assessment", "Timeline")
+PRESETS: dict[str, tuple[tuple, dict, tuple]] = {       # id: (tags, front matter, sections)
+    "blank": ((), {}, ()),
+    "project-note": (("project",), {"category": "project", "status": "active"}, ("Goal", "Scope", "Open Questions", "Next Steps")),
+    "research-note": (("research",), {"category": "research"}, ("Summary", "Key Ideas", "Evidence", "Follow-up Questions")),
+    "decision-note": (("decision",), {"category": "decision", "status": "proposed"},
+                      ("Current Synthesis", "Decision", "Rationale", "Consequences", "Timeline")),
+    "prompt-pattern": (("prompt", "pattern"), {"category": "pattern"}, ("Use Case", "Prompt", "Constraints", "Example")),
+    "source-summary": (("source", "summary"), {"category": "source-summary"},
+                       ("Current Synthesis", "Important Claims", "Assessment", "Timeline", "Evidence / Quotes")),
+    **{kind: ((), {"type": kind, "category": kind}, (*FOUR, *more)) for kind, more in {
+        "idea-original": ("Exact Phrasing", "Related Concepts"), "person": ("Relationship",),
+        "company-project": ("Decisions", "People"), "meeting": ("Transcript / Notes", "Action Items")}.items()},
+}
+
+
+def fence(kb: KB, collection: str, path: str) -> str:
+    """A path from outside as one of the collection, '' for its root: the one door for all places that are written to.
+
+    Relative, without `..`, inside the root also where links lead; no hidden or sensitive part; new names fit for every
+    system. A folder that exists in another case or Unicode form is meant by the path. Raises INVALID_PATH, PATH_NOT_FOUND.
+    """
+    at = root = os.path.realpath(kb.collection(collection).path)
+    parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
+
+    def bad(why: str) -> GnoError:
+        return GnoError("INVALID_PATH", f"{clip(path, 120)!r} {why}", "give a path relative to the collection, such as folder/note.md")
+    if not os.path.isdir(root):
+        raise GnoError("PATH_NOT_FOUND", f"the folder of collection {collection} is not there")
+    if re.match(r"[/\\]|[A-Za-z]:|~(?:[/\\]|$)", path) or ".." in parts:
+        raise bad("does not stay inside the collection")
+    if re.search("[\0-\x1f\x7f\ud800-\udfff]", path):
+        raise bad("has a control character")
+    for i, part in enumerate(parts):
+        seen = "".join(c for c in part if unicodedata.category(c) != "Cf").casefold()       # some systems ignore these in names
+        if seen[:1] in ("", ".") or seen == "node_modules" or re.match(r"git~\d", seen):
+            raise bad(f"has the hidden or protected part {part!r}")
+        if not os.path.lexists(os.path.join(at, part)):
+            part = nfc(part)
+            alike = [name for name in os.listdir(at) if fold(name) == fold(part)] if i < len(parts) - 1 and os.path.isdir(at) else []
+            if len(alike) == 1:
+                part = alike[0]
+            elif WINDOWS_NAME.fullmatch(part) or len(part.encode()) > 250:
+                raise bad(f"has the part {clip(part, 60)!r}, which is no file name on every system")
+        at, parts[i] = os.path.join(at, part), part
+    if not os.path.join(os.path.realpath(at), "").startswith(os.path.join(root, "")):
+        raise bad("leads out of the collection")
+    return "/".join(parts)
+
+
+def note_name(name: str, ext: str, kept: Iterable[str] = ()) -> str:
+    "A file name with its extension: `ext`, unless the name ends in that, in one of `kept` or in one of Markdown or text."
+    return name if os.path.splitext(name)[1].lower() in {*TEXT_EXTENSIONS, ext.lower(), *kept} else name + ext
+
+
+def indexable(c: Collection, path: str) -> bool:
+    "Whether a sync would take the file at this path: pattern, include, exclude and ignore files decide."
+    if not Matcher(c.pattern, c.include, c.exclude, EXTENSIONS).wants(path):
+        return False
+    top, folder, rules = os.path.realpath(c.path), "", None
+    if c.gitignore:
+        rules = ignore_rules_above(top)
+        for part in path.split("/"):
+            here = os.path.join(top, folder)
+            rules = ignore_rules_here(os.listdir(here) if os.path.isdir(here) else (), top, folder, rules)
+            folder += part
+            if rules and git_ignores(rules, folder + ("/" if folder != path else "")):
+                return False
+            folder += "/"
+    return True
+
+
+def index_files(kb: KB, places: Iterable[tuple[str, str]], renamed: tuple[str, str, str] | None = None) -> list[dict]:
+    """Read these (collection, path) anew and store them in one transaction -> their rows, without those not indexed.
+
+    With `renamed` (collection, old path, new path) a document keeps its id under its new path. The journal ends here.
+    """
+    db, read = kb.wdb, []
+    for collection, path in dict.fromkeys(places):
+        c = kb.config.collections.get(collection)
+        if c and indexable(c, path) and os.path.isfile(os.path.join(c.path, path)):
+            st = os.lstat(os.path.join(c.path, path))
+            read.append(read_source(kb, c, Source(path, st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_ino), None, True))
+    with transaction(db):
+        if renamed:
+            collection, was, path = renamed
+            row = db.execute("SELECT id FROM documents WHERE collection = ? AND path = ?", [collection, was]).fetchone()
+            if row and was != path:
+                there = db.execute("SELECT id FROM documents WHERE collection = ? AND path = ?", [collection, path]).fetchall()
+                drop_documents(db, [r[0] for r in there])
+                deactivate(db, [row[0]])
+                db.execute("UPDATE documents SET path = ? WHERE id = ?", [path, row[0]])
+        for prepared in filter(None, read):
+            row = db.execute(f"SELECT {', '.join(Stored._fields)} FROM documents WHERE collection = ? AND path = ?",
+                             [prepared.row["collection"], prepared.row["path"]]).fetchone()
+            store_document(db, Stored._make(row) if row else None, prepared)
+        project_edges(db, kb.config)
+        db.execute("DELETE FROM meta WHERE key = 'journal'")
+    return [prepared.row for prepared in read if prepared]
+
+
+# ---- front matter
+
+def set_front_matter(text: str, changes: dict) -> str:
+    """A note with front matter keys set: text, a mapping, or a list of what to add to a list. All other bytes stay.
+
+    New keys come last, `title` first; a note without front matter gets some. Raises INVALID_INPUT where YAML cannot read
+    what is there, so that no second block is ever put on top, or where its layout does not let it be edited.
+    """
+    newline, bom = "\r\n" if "\r\n" in text else "\n", text[:1] if text[:1] == "\ufeff" else ""
+    mirror = canonical(text)
+    if mirror.startswith("---\n"):
+        need_yaml()
+    meta, body_at, problem = front_matter(mirror)
+    if problem and "no keys" not in problem:
+        raise GnoError("INVALID_INPUT", problem, "mend the front matter, or leave it out")
+    if not body_at:
+        return bom + newline.join(["---", *front_lines(changes), "---", "", ""]) + text.removeprefix(bom)
+    unusual = GnoError("INVALID_INPUT", "front matter: its layout is too unusual to be edited", "write it as plain `key: value` lines")
+    head = NOTE_HEAD.match(text)
+    if not head:
+        raise unusual
+    source = head["yaml"]
+    for key, value in changes.items():
+        source = put_key(source, key, value, newline)
+    new = text[:head.start("yaml")] + source + text[head.end("yaml"):]
+    again, at, problem = front_matter(canonical(new))
+    wanted = {key: value for key, value in changes.items() if not isinstance(value, list)}
+    wanted |= {key: again.get(key) for key, value in changes.items() if key not in wanted and set(value) <= set(_texts(again.get(key)))}
+    if problem or canonical(new)[at:] != mirror[body_at:] or again != {key: meta[key] for key in meta if key not in changes} | wanted:
+        raise unusual
+    return new
+
+
+def front_lines(changes: dict) -> list[str]:
+    "Keys and values (text, list, mapping) as lines of YAML, every text quoted as in JSON."
+    lines = []
+    for key, value in changes.items():
+        inner = [f"  - {yaml_json(item)}" for item in value] if isinstance(value, list) else \
+            [f"  {name}: {yaml_json(item)}" for name, item in value.items()] if isinstance(value, dict) else []
+        lines += [f"{key}:", *inner] if inner else [f"{key}: {yaml_json(value)}"]
+    return lines
+
+
+def put_key(source: str, key: str, value, newline: str) -> str:
+    "YAML text with one key set, or with items added to its list."
+    import yaml
+    lines = "".join(line + newline for line in front_lines({key: value}))
+    try:
+        root = yaml.compose(source)
+    except (yaml.YAMLError, ValueError) as e:
+        raise GnoError("INVALID_INPUT", f"front matter: {clip(str(e), 200)}") from None
+    name, old = next((pair for pair in root.value if pair[0].value == key), (None, None)) if root else (None, None)
+    if not old:
+        at = 0 if key == "title" else len(source)
+        return source[:at] + lines + source[at:]
+    start, end = old.start_mark.index, old.end_mark.index
+    if not isinstance(value, list):
+        return source[:name.start_mark.index] + lines + source[yaml_line_after(source, yaml_end(old)):]
+    if old.id == "sequence" and not old.flow_style and old.value:
+        at, dash = yaml_line_after(source, yaml_end(old.value[-1])), " " * old.start_mark.column + "- "
+        return source[:at] + "".join(dash + yaml_scalar(item) + newline for item in value) + source[at:]
+    if old.id == "sequence":
+        at = yaml_end(old.value[-1]) if old.value else start + 1
+        return source[:at] + (", " if old.value else "") + ", ".join(map(yaml_scalar, value)) + source[at:]
+    if old.id == "mapping":
+        raise GnoError("INVALID_INPUT", f"front matter: {key} is not a list", "write it as a list")
+    items = [*filter(None, _tag_list(old.value)), *value]       # `tags: a, b`, one tag, or nothing yet
+    return source[:start] + (" " if source[start - 1] == ":" else "") + yaml_scalar(items) + source[end:]
+
+
+# ---- capture
+
+SourceKind = Literal["direct", "web", "email", "meeting", "chat", "file", "api", "unknown"]
+
+
+class CaptureSource(TypedDict):
+    "Where a captured text comes from."
+    kind: NotRequired[SourceKind]
+    title: NotRequired[str]
+    url: NotRequired[str]
+    uri: NotRequired[str]
+    docid: NotRequired[str]
+    mime: NotRequired[str]
+    ext: NotRequired[str]
+    author: NotRequired[str]
+    observed_at: NotRequired[Annotated[str, Arg("ISO date and time")]]
+    captured_at: NotRequired[Annotated[str, Arg("ISO date and time (default: now)")]]
+    external_id: NotRequired[str]
+
+
+class IndexState(TypedDict):
+    "What became of a captured note in the index."
+    status: Literal["not_requested", "completed", "skipped", "failed"]
+    reason: NotRequired[str]
+    error: NotRequired[str]
+
+
+class Receipt(TypedDict):
+    "What capture did; written, found by words and found by meaning are three things."
+    docid: str
+    uri: str
+    abs_path: str
+    collection: str
+    rel_path: str
+    created: bool
+    opened_existing: bool
+    created_with_suffix: bool
+    overwritten: bool
+    content_hash: str
+    source: CaptureSource
+    tags: list[str]
+    sync: IndexState
+    embed: IndexState
+    collision_policy_result: Literal["created", "opened_existing", "created_with_suffix", "overwritten", "conflict"]
+    server_instance_id: str
+
+
+Into = Annotated[str, Arg("collection to write to, in any case", 1, 200, "--collection")]
+Policy = Literal["error", "open_existing", "create_with_suffix"]
+PresetId = Literal["blank", "project-note", "research-note", "decision-note", "prompt-pattern", "source-summary", "idea-original", "person",
+                   "company-project", "meeting"]
+
+
+@tool("write", schema="mcp-capture-result", title="Write a new note")
+def capture(kb, collection: Into,
+            content: Annotated[str | None, Arg("the note as Markdown; may be left out with presetId", 0, CAPTURE_CHARS)] = None,
+            title: Annotated[str | None, Arg("title; also makes the file name where no path is given", 1, 300)] = None,
+            path: Annotated[str | None, Arg("relative path in the collection", 1)] = None,
+            folder_path: Annotated[str | None, Arg("folder in the collection", 1)] = None,
+            collision_policy: Annotated[Policy | None, Arg("what to do where such a file exists")] = None,
+            preset_id: Annotated[PresetId | None, Arg("scaffold of the note", flag="--preset")] = None,
+            overwrite: Annotated[bool, Arg("replace an existing file")] = False,
+            tags: Annotated[list[str], Arg("tags to file it under")] = (),
+            source: Annotated[CaptureSource | None, Arg("where the text comes from; kept in the note's front matter")] = None) -> Receipt:
+    """Write a new note and index its words at once. Never replaces a file unless overwrite is true.
+
+    Without path, title and folder the file is inbox/DATE/capture-HASH.md, and the same text again on that day opens it.
+    Raises INVALID_INPUT, INVALID_PATH, DUPLICATE, CONFLICT, LOCKED.
+    """
+    recover(kb)
+    c, facts = kb.collection(collection), capture_source(source or {})
+    preset_tags, preset_front, sections = PRESETS.get(preset_id, ((), {}, ()))
+    bad = [tag for tag in tags if not normal_tag(tag)]
+    if bad:
+        raise GnoError("INVALID_INPUT", f"{clip(bad[0], 60)!r} is no tag", "letters and digits, inner - and ., levels parted by /")
+    text = content or ""
+    if re.search("[\0-\x08\x0b\x0c\x0e-\x1f\x7f]", text) or len(text.encode()) > CAPTURE_CHARS:
+        raise GnoError("INVALID_INPUT", "content is not text, or more than 1 MiB")
+    meta, body_at, _ = front_matter(canonical(text))
+    named = title or title_of(meta, canonical(text), body_at) or facts.get("title")
+    if not text.strip():
+        if not preset_id:
+            raise GnoError("INVALID_INPUT", "content is empty", "give content or a presetId")
+        heading = named or (os.path.splitext(os.path.basename(path))[0] if path else "Captured Note")
+        text = "\n\n".join([f"# {' '.join(heading.split())}", *(f"## {section}" for section in sections)]) + "\n"
+    newline = "\r\n" if "\r\n" in text else "\n"
+    text = text.rstrip("\r\n") + newline
+    digest = sha256(text.replace("\r\n", "\n").strip())
+    generated = not (path or title or folder_path)
+    where = (path or (f"inbox/{facts['capturedAt'][:10]}/capture-{digest[:12]}" if generated else
+                      slug(named) if named else f"capture-{digest[:12]}")).replace("\\", "/")
+    if folder_path:
+        folder = folder_path.replace("\\", "/").strip("/")
+        where = where if path and where.startswith(folder + "/") else f"{folder_path.rstrip('/')}/{where.rpartition('/')[2]}"
+    rel = fence(kb, c.name, note_name(where, ".md", EXTENSIONS))
+    ext = os.path.splitext(rel)[1].lower()
+    if not capabilities(ext, MIME.get(ext, ""))["editable"]:
+        raise GnoError("INVALID_INPUT", f"{ext} files are no notes", "write a .md or .txt file")
+    policy = collision_policy or ("open_existing" if generated else "error")
+    result, rel = collision(taken_paths(kb, c, os.path.dirname(rel)), rel, "overwrite" if overwrite else policy)
+    place = os.path.join(c.path, fence(kb, c.name, rel))    # once more: what is there may be a link out of the collection
+    labels = sorted({*map(normal_tag, tags), *preset_tags})
+    state: IndexState = {"status": "completed"}
+    if result == "opened_existing":
+        row = kb.db.execute("SELECT id, docid FROM documents WHERE active AND collection = ? AND path = ?", [c.name, rel]).fetchone()
+        state = state if row else {"status": "skipped", "reason": "the file that was there already is not indexed"}
+        docid = row[1] if row else ""
+        labels = [r[0] for r in kb.db.execute("SELECT DISTINCT tag FROM tags WHERE doc_id = ? ORDER BY tag", [row[0]])] if row else []
+    else:
+        if ext in MARKDOWN:
+            labels = sorted({*labels, *find_tags("", meta, 0)})
+            stem = os.path.splitext(os.path.basename(rel))[0]
+            text = set_front_matter(text, note_changes(meta, named or stem, preset_front, labels, facts))
+        write_file(place, text.encode(), exclusive=result != "overwritten")
+        docid, state = index_capture(kb, c, rel, () if ext in MARKDOWN else labels)
+    return {"docid": docid, "uri": kb.uri(c.name, rel), "absPath": place, "collection": c.name, "relPath": rel,
+            "created": result in ("created", "created_with_suffix"), "openedExisting": result == "opened_existing",
+            "createdWithSuffix": result == "created_with_suffix", "overwritten": result == "overwritten", "contentHash": digest,
+            "source": facts, "tags": labels, "sync": state,
+            "embed": {"status": "not_requested", "reason": "gno_embed makes its vectors"},
+            "collisionPolicyResult": result, "serverInstanceId": kb.instance}
+
+
+def capture_source(given: dict) -> dict:
+    "The provenance to record, kind and capturedAt first, times in one form. Raises INVALID_INPUT."
+    facts = {"kind": given.get("kind") or ("web" if given.get("url") else "direct"), "capturedAt": iso(time.time())} | given
+    for key in ("capturedAt", "observedAt"):
+        if key in facts:
+            facts[key] = iso_date(facts[key])
+            if not facts[key]:
+                raise GnoError("INVALID_INPUT", f"source.{key}: {clip(given[key], 60)!r} is no date", "2025-01-31T12:00:00Z")
+    for key in ("url", "uri"):
+        if key in facts and not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*:[^\s\0-\x1f]+", facts[key]):
+            raise GnoError("INVALID_INPUT", f"source.{key}: {clip(facts[key], 60)!r} is no URL", "https://example.com/page")
+    return facts
+
+
+def note_changes(meta: dict, title: str, preset: dict, labels: list[str], facts: dict) -> dict:
+    "What capture changes in the front matter `meta` of a note; an own `source` of the note is kept inside the new one."
+    spelt = {key.lower(): key for key in meta}
+    own = meta.get(spelt.get("source"))
+    own = {"url" if "://" in own else "title": own} if isinstance(own, str) else own if isinstance(own, dict) else {}
+    new_tags = [tag for tag in labels if tag not in find_tags("", meta, 0)]
+    return ({} if "title" in spelt else {"title": title}) | {key: value for key, value in preset.items() if key not in spelt} \
+        | ({spelt.get("tags", "tags"): new_tags} if new_tags else {}) \
+        | {spelt.get("source", "source"): {key: value for key, value in (own | facts).items() if isinstance(value, str)}}
+
+
+def index_capture(kb: KB, c: Collection, rel: str, labels: Iterable[str]) -> tuple[str, IndexState]:
+    "Index a note just written, `labels` as tags of the user -> (docid or '', state). The file stays whatever happens."
+    try:
+        rows = index_files(kb, [(c.name, rel)])
+        if not rows:
+            return "", {"status": "skipped", "reason": "the collection's pattern, excludes or ignore files leave this path out"}
+        with transaction(kb.wdb):
+            kb.wdb.executemany("INSERT OR IGNORE INTO tags SELECT id, ?, 'user' FROM documents WHERE collection = ? AND path = ?",
+                               [(tag, c.name, rel) for tag in labels])
+        failure = rows[0]["error_message"]
+        return rows[0]["docid"], {"status": "failed", "error": failure} if failure else {"status": "completed"}
+    except GnoError as e:
+        return "", {"status": "failed", "error": e.message}
+    except sqlite3.Error as e:
+        return "", {"status": "failed", "error": database_error(e).message}
+
+
+def slug(title: str) -> str:
+    """A file name of a title, letters of every script kept.
+
+    >>> slug("  Site Roadmap: Q1/Q2 "), slug("?")
+    ('site-roadmap-q1q2', 'untitled')
+    """
+    kept = "".join(c for c in nfc(title).lower() if c.isalnum() or c in "_-" or c.isspace() or unicodedata.category(c)[0] == "M")
+    return re.sub(r"[\s-]+", "-", kept).strip("-")[:80].rstrip("-") or "untitled"
+
+
+def taken_paths(kb: KB, c: Collection, folder: str) -> dict[str, str]:
+    "What is in a folder, on disk or in the index: folded path -> path."
+    here = os.path.join(c.path, folder)
+    lead = folder + "/" if folder else ""
+    rows = kb.db.execute("SELECT path FROM documents WHERE active AND collection = ? AND substr(path, 1, ?) = ?", [c.name, len(lead), lead])
+    names = os.listdir(here) if os.path.isdir(here) else []
+    return {fold(path): path for path in [*(row[0] for row in rows), *(lead + name for name in names)]}
+
+
+def collision(taken: dict[str, str], rel: str, policy: str) -> tuple[str, str]:
+    """(outcome, path) for a new file where `taken` (folded path -> path) is there already. Raises DUPLICATE.
+
+    >>> collision({"a.md": "A.md"}, "a.md", "create_with_suffix")
+    ('created_with_suffix', 'a-2.md')
+    """
+    if fold(rel) not in taken:
+        return "created", rel
+    if policy == "error":
+        raise GnoError("DUPLICATE", f"{taken[fold(rel)]} already exists", "choose another name or another collisionPolicy")
+    if policy == "create_with_suffix":
+        stem, ext = os.path.splitext(rel)
+        return "created_with_suffix", next(f"{stem}-{n}{ext}" for n in range(2, 10 ** 6) if fold(f"{stem}-{n}{ext}") not in taken)
+    return "overwritten" if policy == "overwrite" else "opened_existing", taken[fold(rel)]
+
+
+# ---- folders, rename, move, duplicate
+
+class Folder(TypedDict):
+    "A folder that is there now."
+    collection: str
+    folder_path: str
+    path: str
+
+
+@tool("write", schema="mcp-create-folder-result", title="Create a folder")
+def create_folder(kb, collection: Annotated[str, Arg("collection name, in any case", 1, 200)],
+                  name: Annotated[str, Arg("name of the folder, without separators", 1, 250)],
+                  parent_path: Annotated[str | None, Arg("existing or new folder to make it in (default: the root)")] = None) -> Folder:
+    """Make a folder in a collection; one that exists already is fine. Raises NOT_FOUND, INVALID_PATH, DUPLICATE."""
+    c = kb.collection(collection)
+    rel = fence(kb, c.name, "/".join(filter(None, [parent_path, single_name(name)])))
+    place = os.path.join(c.path, rel)
+    try:
+        os.makedirs(place, exist_ok=True)
+    except FileExistsError:
+        raise GnoError("DUPLICATE", f"{rel} is a file") from None
+    except OSError as e:
+        raise GnoError("PERMISSION", f"cannot make {place}: {e.strerror}") from None
+    return {"collection": c.name, "folderPath": rel, "path": place}
+
+
+class Rewritten(TypedDict):
+    "A link that is written anew."
+    line: int
+    before: str
+    after: str
+
+
+class Touched(TypedDict):
+    "A file with links to write anew."
+    uri: str
+    changes: list[Rewritten]
+
+
+class Moved(TypedDict):
+    "A note under its new path, and what changed with it; with dryRun, what would."
+    uri: str
+    rel_path: str
+    previous_uri: str
+    dry_run: bool
+    files: list[Touched]
+    warnings: list[str]
+
+
+Note = Annotated[str, Arg("the note: gno:// URI, collection/path or #docid", 1)]
+UpdateLinks = Annotated[bool, Arg("write links anew that would break, in all notes")]
+DryRun = Annotated[bool, Arg("show what would change, change nothing")]
+
+
+@tool("write", schema="mcp-rename-note-result", title="Rename a note")
+def rename_note(kb, ref: Note, name: Annotated[str, Arg("new file name; the extension may be left out", 1, 250)],
+                update_links: UpdateLinks = True, dry_run: DryRun = False) -> Moved:
+    """Rename a note where it is; links to it are rewritten with it. Never replaces a file.
+
+    Raises NOT_FOUND, INVALID_PATH, DUPLICATE, CONFLICT (no editable note, or a file changed meanwhile), LOCKED.
+    """
+    doc = editable_note(kb, ref)
+    return relocate(kb, doc, doc.path[:doc.path.rfind("/") + 1] + note_name(single_name(name), doc.ext), update_links, dry_run)
+
+
+@tool("write", schema="mcp-move-note-result", title="Move a note")
+def move_note(kb, ref: Note, folder_path: Annotated[str, Arg("folder in the same collection, / for its root; made if needed", 1)],
+              name: Annotated[str | None, Arg("new file name (default: as it is)", 1, 250)] = None,
+              update_links: UpdateLinks = True, dry_run: DryRun = False) -> Moved:
+    """Move a note to another folder of its collection; links to it and its own are rewritten with it. Never replaces a file.
+
+    Raises as rename_note.
+    """
+    doc = editable_note(kb, ref)
+    name = note_name(single_name(name), doc.ext) if name else doc.path.rpartition("/")[2]
+    return relocate(kb, doc, name if folder_path == "/" else f"{folder_path}/{name}", update_links, dry_run)
+
+
+class Duplicated(TypedDict):
+    "The copy of a note."
+    uri: str
+    rel_path: str
+    warnings: list[str]
+
+
+@tool("write", schema="mcp-duplicate-note-result", title="Duplicate a note")
+def duplicate_note(kb, ref: Note,
+                   folder_path: Annotated[str | None, Arg("folder for the copy, / for the root (default: beside the note)", 1)] = None,
+                   name: Annotated[str | None, Arg("file name of the copy (default: as the note, numbered)", 1, 250)] = None) -> Duplicated:
+    """Copy a note, its own relative links kept right; a name that is taken gets a number. Raises as rename_note."""
+    doc = editable_note(kb, ref)
+    folder = doc.path.rpartition("/")[0] if folder_path is None else folder_path if folder_path != "/" else ""
+    wanted = note_name(single_name(name), doc.ext) if name else doc.path.rpartition("/")[2]
+    rel = fence(kb, doc.collection, f"{folder}/{wanted}" if folder else wanted)
+    c = kb.collection(doc.collection)
+    _, rel = collision(taken_paths(kb, c, os.path.dirname(rel)), rel, "create_with_suffix")
+    edits, warnings = plan_links(kb, doc, rel, copy=True)
+    data = edits[0].after if edits else read_unchanged(kb, doc.collection, doc.path, doc.source_hash)
+    write_file(os.path.join(c.path, rel), data, exclusive=True)
+    if not index_files(kb, [(c.name, rel)]):
+        warnings.append(f"{rel} is left out of the index by the collection's pattern, excludes or ignore files")
+    return {"uri": kb.uri(c.name, rel), "relPath": rel, "warnings": warnings}
+
+
+def single_name(name: str) -> str:
+    "A name that is no path. Raises INVALID_PATH, INVALID_INPUT."
+    if re.search(r"[/\\]", name) or name.strip() in (".", ".."):
+        raise GnoError("INVALID_PATH", f"{clip(name, 80)!r} is not a single name", "gno_move_note takes a folderPath")
+    if not name.strip():
+        raise GnoError("INVALID_INPUT", "name is empty")
+    return name.strip(" ")
+
+
+def editable_note(kb: KB, ref: str) -> Doc:
+    "The note a reference means, all indexed as it is on disk now. Raises NOT_FOUND, CONFLICT."
+    recover(kb)
+    found, doc, _, _ = resolve(kb, ref)
+    if found is not kb:
+        raise GnoError("CONFLICT", "only notes of the active index can be changed", "start with --index NAME")
+    sync_all(kb, list(kb.config.collections.values()), kb.progress or Progress())
+    row = kb.db.execute(DOC_SQL + "d.id = ?", [doc.id]).fetchone()
+    if not row:
+        raise GnoError("NOT_FOUND", f"{doc.path} is no longer there")
+    doc = Doc(*row)
+    may = capabilities(doc.ext, doc.mime)
+    if not may["editable"] or doc.body is None:
+        raise GnoError("CONFLICT", f"{doc.path} cannot be edited: {may.get('reason') or doc.error_message}")
+    return doc
+
+
+def relocate(kb: KB, doc: Doc, path: str, update_links: bool, dry_run: bool) -> Moved:
+    "Give a note another path in its collection, and plan, show or do what its links need."
+    c, new = kb.collection(doc.collection), fence(kb, doc.collection, path)
+    old_place, place = os.path.join(c.path, doc.path), os.path.join(c.path, new)
+    if new == doc.path:
+        raise GnoError("INVALID_INPUT", f"{doc.path} has this name and place already")
+    if os.path.lexists(place) and not (os.path.samefile(old_place, place) and one_entry(old_place, place)):
+        raise GnoError("DUPLICATE", f"{new} already exists", "choose another name")
+    if not indexable(c, new):
+        raise GnoError("INVALID_PATH", f"{new} would be left out of the index", "the collection's pattern, excludes or ignore files say so")
+    edits, warnings = plan_links(kb, doc, new)
+    if not update_links:
+        count = sum(len(edit.changes) for edit in edits)
+        warnings += [f"{plural(count, 'link')} in {plural(len(edits), 'file')} no longer lead where they led"] if edits else []
+        edits = []
+    if not dry_run:
+        read_unchanged(kb, doc.collection, doc.path, doc.source_hash)
+        carry_out(kb, doc, new, edits)
+    return {"uri": kb.uri(c.name, new), "relPath": new, "previousUri": kb.uri(c.name, doc.path), "dryRun": dry_run,
+            "files": [{"uri": kb.uri(e.collection, e.path), "changes": e.changes} for e in edits], "warnings": warnings}
+
+
+# ---- links of a note that moves
+
+class FileEdit(NamedTuple):
+    "New bytes for a file; `path` is where it lies once the note has moved."
+    collection: str
+    path: str
+    before: bytes
+    after: bytes
+    changes: list[Rewritten]
+
+
+def plan_links(kb: KB, doc: Doc, path: str, copy=False) -> tuple[list[FileEdit], list[str]]:
+    """The edits that keep every link meaning the document it means now when a note moves -> (edits, warnings).
+
+    Looked at are the links of the note itself and all whose target may be the note or may become it. One that goes on
+    meaning the same document stays as it is. Of a copy only its own links are changed. Raises CONFLICT.
+    """
+    docs, now = load_names(kb.db, kb.config)
+    source, stem = docs[doc.id], os.path.splitext(os.path.basename(path))[0]
+    meta, body_at, _ = front_matter(doc.body)
+    own_title = "" if doc.converter in UNTITLED else title_of(meta, doc.body, body_at)
+    moved = source._replace(id=-1 if copy else doc.id, path=path, title=own_title or stem)
+    keys, new_keys = (name_keys(d.path, d.title, d.docid) for d in (source, moved))
+    staying = {key: [d for d in now.by_key.get(key, ()) if copy or d.id != doc.id] for key in keys | new_keys}
+    then = now._replace(by_key=now.by_key | {key: named + [moved] * (key in new_keys) for key, named in staying.items()})
+    docs_then, edits, warnings = docs | {moved.id: moved}, [], []
+    linking = kb.db.execute("""
+        SELECT id, source_hash, ext FROM documents WHERE active AND (id = ? OR id IN (
+            SELECT source FROM edges WHERE key IN (SELECT value FROM json_each(?))))
+        ORDER BY collection, path""", [doc.id, json.dumps(list(staying))])
+    for doc_id, source_hash, ext in linking.fetchall():
+        before, after = docs[doc_id], moved if doc_id == doc.id else docs[doc_id]
+        if ext not in MARKDOWN:
+            continue
+        data, uri, targets = read_unchanged(kb, before.collection, before.path, source_hash), kb.uri(before.collection, before.path), {}
+        try:
+            text, ends, encoding = open_text(data)
+        except ValueError as e:
+            warnings.append(f"{uri}: links were not looked at: {e}")
+            continue
+        for found in note_links(text, before.path.rpartition("/")[0] != after.path.rpartition("/")[0]):
+            led, leads = (resolve_target(names, d, found.kind, found.target).candidates if found.kind == "wiki" or not found.embed else ()
+                          for names, d in ((now, before), (then, after)))
+            if led[:1] == leads[:1] != () and (len(led) > 1 or len(leads) == 1) and (
+                    by_path(then, after, docs_then[led[0]].path, found) or not by_path(now, before, docs[led[0]].path, found)):
+                continue                    # means what it meant, as clearly as before
+            if copy and after is not moved:
+                warnings += [f"{uri} line {found.line}: {found.target!r} now means {path}"] if led and leads[:1] == (moved.id,) else []
+                continue
+            angle = text[found.target_start - 1] == "<"
+            new = respelt(then, after, docs_then[led[0]], found.kind, found.target, angle) if led else \
+                attachment(kb, before, after, found, angle) if after is moved else found.target
+            if new is None:
+                warnings.append(f"{uri} line {found.line}: no spelling of {found.target!r} leads to {docs_then[led[0]].path} any more")
+            elif new != found.target:
+                targets[found] = new
+        if not targets:
+            continue
+        new_text = rewrite_links(text, targets)
+        wanted = [(found.kind, targets.get(found, found.target), found.anchor) for found in note_links(text, True)]
+        try:
+            written = close_text(new_text, ends, encoding)
+        except UnicodeEncodeError:
+            written = b""
+        if not written or [(found.kind, found.target, found.anchor) for found in note_links(new_text, True)] != wanted or \
+                front_matter(canonical(new_text))[2] != front_matter(canonical(text))[2]:
+            warnings.append(f"{uri}: {plural(len(targets), 'link')} could not be written anew")
+            continue
+        changes = [{"line": found.line, "before": found.target, "after": new} for found, new in targets.items()]
+        edits.append(FileEdit(before.collection, after.path, data, written, changes))
+    related = kb.db.execute("SELECT source FROM edges WHERE seq < 0 AND target = ?", [-1 if copy else doc.id])
+    for before in [docs[row[0]] for row in related if row[0] in docs]:
+        for _, target in relations_of(json.loads(before.meta or "{}")):
+            if "[[" not in target and resolve_target(now, before, "relation", target).candidates[:1] == (doc.id,) != \
+                    resolve_target(then, docs_then[before.id], "relation", target).candidates[:1]:
+                warnings.append(f"{kb.uri(before.collection, before.path)}: the relation to {target!r} must be changed by hand")
+    return edits, list(dict.fromkeys(warnings))
+
+
+def note_links(text: str, images: bool) -> list[Link]:
+    "The links of a note in order, also those in its front matter that are written [[so]]; images too if wanted."
+    body_at = front_matter(text)[1]
+    head = [found for found in find_links(text[:body_at], text[:body_at]) if found.kind == "wiki"]
+    return head + find_links(text, mask(text, body_at), images)
+
+
+def rewrite_links(text: str, targets: dict[Link, str]) -> str:
+    "The text with the targets of these links of it replaced; all else stays."
+    for found in sorted(targets, key=lambda found: -found.target_start):
+        text = text[:found.target_start] + targets[found] + text[found.target_end:]
+    return text
+
+
+def respelt(names: Names, source: Named, doc: Named, kind: str, target: str, angle: bool) -> str | None:
+    """How `source` may name `doc` in the manner of the old target: relative or not, as short, with `.md` or without.
+
+    None where no spelling means it. Paths only grow as long as they must; what is ambiguous comes last.
+    """
+    stem = doc.path[:-3] if doc.path.lower().endswith(".md") and not fold(target).endswith(".md") else doc.path
+    home, colon, rest = target.partition(":")
+    home, rest = (home + colon, rest) if kind == "wiki" and colon and home.lower() in names.collections else ("", target)
+    if kind == "markdown" or rest.startswith(("./", "../")):
+        way = in_manner(source, stem, rest)
+        ways = [way] if kind == "markdown" or way[0] == "." else [way, "./" + way]
+    else:
+        parts, short = stem.split("/"), rest.strip("/").count("/") + 1
+        ways = [("/" if rest.startswith("/") else "") + "/".join(parts[-n:]) for n in range(min(short, len(parts)), len(parts) + 1)]
+    ways = [quoted_path(way, target, angle) if kind == "markdown" else home + way for way in ways]
+    ways += [f"{doc.collection}:{stem}"] if kind == "wiki" else []
+    meant = [(way, resolve_target(names, source, kind, way).candidates) for way in ways
+             if kind == "markdown" or not (re.search(r"[\[\]|#]", way) or _OUTSIDE[kind].match(way))]
+    return next((way for only in (True, False) for way, found in meant if found[:1] == (doc.id,) and (len(found) == 1 or not only)), None)
+
+
+def by_path(names: Names, source: Named, path: str, found: Link) -> bool:
+    "Whether a link names a document by its path, not only by its title."
+    home, colon, rest = found.target.partition(":")
+    ref = rest if colon and home.lower() in names.collections else found.target
+    ref = markdown_path(source, ref) if found.kind == "markdown" else join_path(source, ref) if ref.startswith(("./", "../")) else ref
+    return name_rank("", fold(path), fold(ref.strip().strip("/"))) < 3
+
+
+def attachment(kb: KB, before: Named, after: Named, found: Link, angle: bool) -> str:
+    "The target of a moved note's link to a file that is no document, such as an image, seen from its new folder."
+    relative = found.kind == "markdown" or found.target.startswith(("./", "../"))
+    path = (markdown_path if found.kind == "markdown" else join_path)(before, found.target) if relative and found.target[:1] != "/" else ""
+    if not path or not os.path.exists(kb.abs_path(before.collection, path)):
+        return found.target
+    way = in_manner(after, path, found.target)
+    return quoted_path(way, found.target, angle) if found.kind == "markdown" else way
+
+
+def in_manner(source: Named, path: str, target: str) -> str:
+    "A path of the collection as `source` would write it in the manner of a target: from the root, `./` or plain relative."
+    if target.startswith("/"):
+        return "/" + path
+    here, there, same = source.path.split("/")[:-1], path.split("/"), 0
+    while same < min(len(here), len(there) - 1) and here[same] == there[same]:
+        same += 1
+    way = "/".join([".."] * (len(here) - same) + there[same:])
+    return "./" + way if target.startswith("./") and same == len(here) or _OUTSIDE["markdown"].match(way) else way
+
+
+def quoted_path(path: str, target: str, angle: bool) -> str:
+    "A path as Markdown destination, quoted no more than the old target was, or than it must be."
+    if re.search("%[89a-fA-F]", target):
+        return uri_quote(path)
+    return re.sub(r"[%#<>\\?]" if angle else r"[\s%#<>\\?()]", lambda m: f"%{ord(m[0]):02X}" if m[0].isascii() else uri_quote(m[0]), path)
+
+
+def open_text(data: bytes) -> tuple[str, list[str], tuple[bytes, str]]:
+    """A text file as (its lines joined by LF, what each of them ended in with trailing blanks, (BOM, encoding)).
+
+    Raises ValueError for bytes that are no text in UTF-8, Windows-1252 or by its BOM, since they could not be given back.
+    """
+    bom, encoding = next((pair for pair in BOMS if data.startswith(pair[0])), (b"", ""))
+    for name in [encoding] if bom else ["utf-8", "cp1252"]:
+        try:
+            text = data[len(bom):].decode(name)
+        except UnicodeDecodeError:
+            continue
+        parts = re.split(rf"((?<![{BLANKS}])[{BLANKS}]*+(?:\r\n|\r|\n|\Z))", text)
+        if close_text("\n".join(parts[::2]), parts[1::2], (bom, name)) == data:
+            return "\n".join(parts[::2]), parts[1::2], (bom, name)
+    raise ValueError("its encoding is not known for sure")
+
+
+def close_text(text: str, ends: list[str], encoding: tuple[bytes, str]) -> bytes:
+    "The bytes of a file whose text and line ends these are. Raises UnicodeEncodeError."
+    return encoding[0] + "".join(line + end for line, end in zip(text.split("\n"), [*ends, ""], strict=True)).encode(encoding[1])
+
+
+def read_unchanged(kb: KB, collection: str, path: str, source_hash: str) -> bytes:
+    "The bytes of a file that must be as they were indexed. Raises CONFLICT."
+    try:
+        with open(kb.abs_path(collection, path), "rb") as f:
+            data = f.read()
+    except OSError as e:
+        raise GnoError("CONFLICT", f"{path} cannot be read: {e.strerror}") from None
+    if sha256(data) != source_hash:
+        raise GnoError("CONFLICT", f"{path} was changed just now; nothing was written", "try again")
+    return data
+
+
+# ---- journal: a move and its edits, all or nothing
+
+def carry_out(kb: KB, doc: Doc, path: str, edits: list[FileEdit]):
+    """Move a note and write the edits: journal, files, index. What fails on the way is undone; a killed process's rest is
+    done by recover(). Raises CONFLICT, PERMISSION."""
+    roots = {c.name: c.path for c in kb.config.collections.values()}
+    journal = {"collection": doc.collection, "path": path, "from": doc.path, "root": roots[doc.collection], "writes": [
+        {"collection": e.collection, "path": e.path, "root": roots[e.collection], "before": sha256(e.before), "after": e.after.hex()}
+        for e in edits]}
+    kb.wdb.execute("PRAGMA synchronous = FULL")             # on disk before the first file is touched
+    with transaction(kb.wdb):
+        set_meta(kb.wdb, "journal", json.dumps(journal))
+    kb.wdb.execute("PRAGMA synchronous = NORMAL")
+    try:
+        if changed := replay(journal):
+            raise GnoError("CONFLICT", f"{changed[0]} was changed just now; nothing was written", "try again")
+    except GnoError:
+        for e in edits:
+            place = os.path.join(roots[e.collection], e.path)
+            if hash_or_none(place) == sha256(e.after):
+                write_file(place, e.before)
+        old, new = (os.path.join(journal["root"], journal[key]) for key in ("from", "path"))
+        if os.path.lexists(new) and not os.path.lexists(old):
+            move_file(new, old)
+        index_files(kb, [])
+        raise
+    index_journal(kb, journal)
+
+
+def index_journal(kb: KB, journal: dict):
+    "Take the files of a journal into the index, which ends the journal."
+    places = [(w["collection"], w["path"]) for w in [journal, *journal["writes"]]]
+    index_files(kb, places, (journal["collection"], journal["from"], journal["path"]))
+
+
+def replay(journal: dict) -> list[str]:
+    "Do what is left to do of a journal -> files left alone, since somebody changed them meanwhile. Raises CONFLICT, PERMISSION."
+    old, new = (os.path.join(journal["root"], journal[key]) for key in ("from", "path"))
+    if os.path.lexists(old):
+        move_file(old, new)
+    changed = []
+    for w in journal["writes"]:
+        place, data = os.path.join(w["root"], w["path"]), bytes.fromhex(w["after"])
+        found = hash_or_none(place)
+        if found == w["before"]:
+            write_file(place, data)
+        elif found != sha256(data):
+            changed.append(w["path"])
+    return changed
+
+
+def hash_or_none(path: str) -> str | None:
+    "The hash of a file's bytes; None for one that cannot be read."
+    try:
+        with open(path, "rb") as f:
+            return sha256(f.read())
+    except OSError:
+        return None
+
+
+def one_entry(old: str, new: str) -> bool:
+    "Whether two spellings of one file are one name to the file system, so that only its case would change."
+    folder = os.path.dirname(new)
+    return os.path.samefile(os.path.dirname(old), folder) and os.path.basename(new) not in os.listdir(folder)
+
+
+def move_file(old: str, new: str):
+    """Give a file another name, never that of another file. Raises CONFLICT, PERMISSION.
+
+    Link, then unlink: a process killed between leaves two names of one file, which is where this goes on.
+    """
+    try:
+        os.makedirs(os.path.dirname(new), exist_ok=True)
+        named_twice = False
+        try:
+            os.link(old, new)
+            named_twice = True
+        except FileExistsError:
+            named_twice = os.path.samefile(old, new) and not one_entry(old, new)
+        except OSError:                     # no hard links here
+            named_twice = False
+        if named_twice:
+            os.unlink(old)
+        elif os.path.lexists(new) and not os.path.samefile(old, new):
+            raise GnoError("CONFLICT", f"{new} exists already")
+        else:
+            os.rename(old, new)
+    except OSError as e:
+        raise GnoError("PERMISSION", f"cannot move {old} to {new}: {e.strerror}") from None
+
+
+def recover(kb: KB):
+    """Finish the move that a killed process left half done, if there is one. The write lock must be held.
+
+    Raises PERMISSION, or PATH_NOT_FOUND while the folder is away; the journal stays then.
+    """
+    text = kb.get_meta("journal")
+    if not text:
+        return
+    journal = json.loads(text)
+    if journal["collection"] in kb.config.collections and not os.path.isdir(journal["root"]):
+        raise GnoError("PATH_NOT_FOUND", f"{journal['root']} is not there, where a move of {journal['from']} was cut short")
+    for folder in {os.path.dirname(os.path.join(w["root"], w["path"])) for w in [journal, *journal["writes"]]}:
+        for name in os.listdir(folder) if os.path.isdir(folder) else ():
+            if re.fullmatch(r"\.gno-\d+-\d+\.tmp", name):
+                os.unlink(os.path.join(folder, name))
+    try:
+        for path in replay(journal):
+            print(f"gno: {path} was changed since the move of {journal['from']} was cut short; its links are as they were", file=sys.stderr)
+        index_journal(kb, journal)
+    except GnoError as e:
+        if e.code != "CONFLICT":
+            raise
+        index_files(kb, [])                 # another file took the new name, so the move had not begun
+        print(f"gno: the move of {journal['from']} was cut short and is given up: {e.message}", file=sys.stderr)
+
+
+def resume(kb: KB):
+    "At a start: recover(), unless a living process has the write lock or the index cannot be written."
+    try:
+        if not os.path.exists(kb.db_path) or not kb.get_meta("journal"):
+            return
+        kb.refresh()
+        lock = kb.lock(0)
+    except (GnoError, sqlite3.Error):       # the call that follows says what is wrong with the index
+        return
+    try:
+        recover(kb)
+    except (GnoError, sqlite3.Error) as e:
+        print(f"gno: a move that was cut short could not be finished: {e}", file=sys.stderr)
+    finally:
+        lock.close()
+
+
 # ==== Jobs: long work in threads, one at a time =======================================================================
 
 JOB_KEPT_S, JOBS_KEPT = 3600, 100
@@ -9516,13 +10362,13 @@ def parser_of(t: Tool):
         def error(self, message):
             raise GnoError("INVALID_INPUT", message, f"gno {t.cli} --help")
     parser = Parser(prog="gno " + t.cli, description=t.summary, allow_abbrev=False)
-    positional = [p for p in t.params if p.default is REQUIRED and not p.arg.flag.startswith("--") or p.name == "text"] or \
+    positional = [p for p in t.params if p.default is REQUIRED and not p.arg.flag.startswith("--") or p.name in ("text", "content")] or \
         [p for p in t.params if p.name in ("scope", "path", "collection")][:1]
     for p in t.params:
         many = get_origin(p.type) in (list, tuple)
         help_ = p.arg.help.replace("%", "%%")
         if p in positional:
-            nargs = ("+" if many or p is positional[-1] else None) if p.default is REQUIRED else "*" if p.name == "text" else "?"
+            nargs = ("+" if many or p is positional[-1] else None) if p.default is REQUIRED else "*" if p.name in ("text", "content") else "?"
             parser.add_argument(p.wire, nargs=nargs, help=help_, **({} if p.default is REQUIRED else {"default": argparse.SUPPRESS}))
             if p.default is REQUIRED:
                 continue
@@ -9536,8 +10382,13 @@ def parser_of(t: Tool):
         if p.name == "collection":
             flags.insert(0, "-c")
         parser.add_argument(*flags, dest=p.wire, default=argparse.SUPPRESS, help=help_, **kind)
+        for field in hints_of(p.type) if is_shape(p.type) else ():
+            parser.add_argument(f"--{p.name}-{field.replace('_', '-')}", dest=f"{p.wire}.{camel(field)}", default=argparse.SUPPRESS, metavar=field.upper())
     if t.cli == "multi-get":
         parser.add_argument("words", nargs="*", help="references or globs", default=argparse.SUPPRESS)
+    if t.cli == "capture":
+        parser.add_argument("--stdin", action="store_true", help="read the content from standard input", default=argparse.SUPPRESS)
+        parser.add_argument("--file", metavar="FILE", help="read the content from a file", default=argparse.SUPPRESS)
     return parser
 
 
@@ -9564,6 +10415,15 @@ def cli_parse(t: Tool, words: list[str]) -> dict:
             raw[p.wire] = value[0] if value[0].startswith("[") else value
         elif isinstance(value, list):       # --tag a,b and --tag a --tag b are one list
             raw[p.wire] = [v for item in value for v in (item.split(",") if p.default is not REQUIRED else [item]) if v]
+    for key in [key for key in raw if "." in key]:          # --source-url is a field of --source
+        raw.setdefault(key.partition(".")[0], {})[key.partition(".")[2]] = raw.pop(key)
+    file = 0 if raw.pop("stdin", False) else raw.pop("file", None)
+    if file is not None:
+        try:
+            with open(file, "rb") as f:
+                raw["content"] = f.read().decode()
+        except (OSError, UnicodeDecodeError) as e:
+            raise GnoError("INVALID_INPUT", f"{'standard input' if file == 0 else file} cannot be read: {e}") from None
     given = raw.pop("words", None)
     if given:
         globs = any(re.search(r"[*?{]", g) for g in given)
@@ -9586,6 +10446,7 @@ def command_tool(words: list[str], options: dict) -> int:
     kb = KB(options.get("--index", "default"), config_path=options.get("--config", ""), writable=True, folders=options.get("--folder", ()))
     show = progress_bar(options)
     try:
+        resume(kb)
         if kb.folders:
             fill_folders(kb, show, t.name in ("query", "vsearch"))
         if t.effect == "destroy" and "--yes" not in options:
@@ -9666,7 +10527,7 @@ def render(t: Tool, result, raw: dict, form: str, options: dict) -> str:
 def plain_text(t: Tool, result, raw: dict, form: str) -> str:
     "A result as text, files, csv, xml, md, dot or mermaid."
     if form == "text" or isinstance(result, list):
-        if isinstance(result, dict) and ("embedded" in result or "sync" in result or "totalDurationMs" in result):
+        if t.job and isinstance(result, dict) and ("embedded" in result or "sync" in result or "totalDurationMs" in result):
             return work_text(result)
         return text_of(t, result, raw)
     if form in ("dot", "mermaid"):
@@ -9741,6 +10602,7 @@ def command_mcp(words: list[str], options: dict) -> int:
     sys.stdout = sys.stderr                 # whatever a library prints must not reach the protocol stream
     kb = KB(options.get("--index", "default"), config_path=options.get("--config", ""), writable=writable, mode="stdio", folders=paths)
     background, watcher = Progress(), None
+    resume(kb)
     if paths:
         watcher = threading.Thread(target=watch_folders, args=(kb, background), name="folders", daemon=True)
         watcher.start()

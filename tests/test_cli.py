@@ -132,7 +132,11 @@ COMMANDS = {                                                          # command 
     "links": (["notes/a.md"], "gno://notes/a.md"), "backlinks": (["notes/a.md"], "gno://notes/a.md"), "graph": ([], "Knowledge Graph: "),
     "graph query": (["notes/a.md"], "Found 1 node"), "graph neighbors": (["a.md"], "neighbors of gno://notes/a.md"),
     "graph path": (["a.md", "a.md"], "0 hops"),
+    "capture": (["-c", "notes", "--title", "Cap", "a", "thought"], "relPath: cap.md"), "create-folder": (["notes", "sub"], "folderPath: sub"),
+    "duplicate-note": (["notes/cap.md"], "relPath: cap-2.md"), "move-note": (["notes/cap-2.md", "sub"], "relPath: sub/cap-2.md"),
+    "rename-note": (["notes/cap.md", "Captured", "note"], "relPath: Captured note.md"),
 }
+WRITERS = ["capture", "create-folder", "duplicate-note", "move-note", "rename-note"]     # in the order in which they build on each other
 
 
 def commands(base) -> list[str]:
@@ -155,8 +159,8 @@ def test_every_command_of_help_runs(fresh, tmp_path):
     run_kb.close()
     listed = commands(fresh)
     assert len(listed) >= 20 and set(listed) <= set(COMMANDS), sorted(set(listed) - set(COMMANDS))
-    order = [c for c in listed if c not in ("collection rename", "collection remove", "collection add", "setup")]
-    for command in [*order, "setup", "collection rename"]:
+    order = [c for c in listed if c not in ("collection rename", "collection remove", "collection add", "setup", *WRITERS)]
+    for command in [*order, *WRITERS, "setup", "collection rename"]:
         words, said = COMMANDS[command]
         words = [*command.split(), *(w.format(more=more, uuid="0" * 8) for w in words)]
         done = cli(fresh, *words)
