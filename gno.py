@@ -5736,7 +5736,7 @@ WEIGHTS = "4.0, 1.5, 1.0, 1.0"              # bm25 weights of title, path, body,
 RELAXED_DOCS = 100                          # documents of the keyword leg of a hybrid query
 STOP_WORDS = frozenset("""a about above after again all also am an and any are as at be because been before being below between both
     but by can cannot could did do does doing down during each few for from further had has have having he her here hers him his how
-    i if in into is it its itself just me might more most must my no nor not now of off on once only or other our ours out over own
+    i if in into is it its itself just me might more most must my no nor not now of off on once only or our ours out over own
     s same shall she should so some such t than that the their theirs them then there these they this those through to too under
     until up us very was we were what when where which while who whom why will with would you your yours""".split())
 
