@@ -4933,7 +4933,11 @@ def guess_language(text: str) -> str:
 
 
 def store_document(db: sqlite3.Connection, old: Stored | None, p: Prepared):
-    "Write one prepared file and all that hangs on it. Must run inside a transaction."
+    "Write one prepared file and all that hangs on it; what is stored of it is looked up where `old` is None. Must run inside a transaction."
+    if old is None:                         # a capture may have stored it since the sync began
+        row = db.execute(f"SELECT {', '.join(Stored._fields)} FROM documents WHERE collection = ? AND path = ?",
+                         [p.row["collection"], p.row["path"]]).fetchone()
+        old = Stored._make(row) if row else None
     if "mirror_id" not in p.row:            # the bytes are the same: only the times, or it came back
         if not old.active:
             activate(db, [old.id])
@@ -8967,9 +8971,7 @@ def index_files(kb: KB, places: Iterable[tuple[str, str]], renamed: tuple[str, s
                 deactivate(db, [row[0]])
                 db.execute("UPDATE documents SET path = ? WHERE id = ?", [path, row[0]])
         for prepared in filter(None, read):
-            row = db.execute(f"SELECT {', '.join(Stored._fields)} FROM documents WHERE collection = ? AND path = ?",
-                             [prepared.row["collection"], prepared.row["path"]]).fetchone()
-            store_document(db, Stored._make(row) if row else None, prepared)
+            store_document(db, None, prepared)
         project_edges(db, kb.config)
         db.execute("DELETE FROM meta WHERE key = 'journal'")
     return [prepared.row for prepared in read if prepared]
