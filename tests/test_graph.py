@@ -497,7 +497,7 @@ def test_caps_of_a_graph_query(kb, tmp_path, arguments, count, warnings):
 
 # ---- all of them agree ---------------------------------------------------------------------------
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(PATHS, TEXTS), min_size=3, max_size=8))
 def test_all_tools_agree(files):
     with tempfile.TemporaryDirectory() as place:
