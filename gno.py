@@ -9363,10 +9363,19 @@ def single_name(name: str) -> str:
 def editable_note(kb: KB, ref: str) -> Doc:
     "The note a reference means, all indexed as it is on disk now. Raises NOT_FOUND, CONFLICT."
     recover(kb)
-    found, doc, _, _ = resolve(kb, ref)
+
+    def look():
+        sync_all(kb, list(kb.config.collections.values()), kb.progress or Progress())
+    try:                                    # before the sync: an edit since the last one gives a note another docid
+        found, doc, _, _ = resolve(kb, ref)
+    except GnoError as e:
+        if e.code != "NOT_FOUND":
+            raise
+        look()                              # a file so new that the index does not know it
+        found, doc, _, _ = resolve(kb, ref)
     if found is not kb:
         raise GnoError("CONFLICT", "only notes of the active index can be changed", "start with --index NAME")
-    sync_all(kb, list(kb.config.collections.values()), kb.progress or Progress())
+    look()
     row = kb.db.execute(DOC_SQL + "d.id = ?", [doc.id]).fetchone()
     if not row:
         raise GnoError("NOT_FOUND", f"{doc.path} is no longer there")

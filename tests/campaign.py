@@ -123,7 +123,38 @@ def clear_embeddings(w: World):
         assert not cleared.get("isError"), cleared
 
 
-DEEDS = {add_file: 4, edit_in_place: 4, save_like_an_editor: 3, rename_file: 3, delete_file: 3, touch_file: 2, clear_embeddings: 1}
+def capture(w: World):
+    if w.writer:
+        word, text = w.new_text()
+        path = f"{w.chance.choice('abc')}/n{w.made}.md"
+        written(w, "gno_capture", collection="notes", path=path, content=text)
+        w.put(path, word)
+
+
+def rename_note(w: World):
+    for path in w.some(1) if w.writer else ():
+        w.made += 1
+        answer = written(w, "gno_rename_note", ref=f"gno://notes/{path}", name=f"renamed{w.made}")
+        w.notes[answer["relPath"]] = w.notes.pop(path)
+
+
+def move_note(w: World):
+    for path in w.some(1) if w.writer else ():
+        w.made += 1
+        answer = written(w, "gno_move_note", ref=f"gno://notes/{path}", folderPath=w.chance.choice("abcd"), name=f"moved{w.made}.md")
+        w.notes[answer["relPath"]] = w.notes.pop(path)
+
+
+def written(w: World, tool: str, **arguments) -> dict:
+    "The answer of a tool that writes a note."
+    answer = w.writer.call(tool, **arguments)
+    assert not answer.get("isError"), (tool, arguments, answer["content"])
+    return answer["structuredContent"]
+
+
+CALLS = {clear_embeddings: 1, capture: 3, rename_note: 2, move_note: 2}
+ON_DISK = {add_file: 4, edit_in_place: 4, save_like_an_editor: 3, rename_file: 3, delete_file: 3, touch_file: 2}     # also while a job runs
+DEEDS = ON_DISK | CALLS
 JOBS = {("gno_sync", "{}"): 6, ("gno_index", "{}"): 3, ("gno_embed", "{}"): 2, ("gno_sync", '{"full": true}'): 1,
         ("gno_sync", '{"collection": "notes"}'): 2}
 
@@ -131,9 +162,6 @@ JOBS = {("gno_sync", "{}"): 6, ("gno_index", "{}"): 3, ("gno_embed", "{}"): 2, (
 def deeds(w: World, most: int, chosen=DEEDS):
     for deed in w.chance.choices([*chosen], [*chosen.values()], k=w.chance.randint(1, most)):
         deed(w)
-
-
-ON_DISK = {deed: weight for deed, weight in DEEDS.items() if deed is not clear_embeddings}       # may happen while a job runs
 
 
 def start_job(w: World, chosen=JOBS) -> str:
