@@ -367,6 +367,15 @@ def test_case_only_renames_and_existing_files(kb, tmp_path):
     assert set(tree(root)) == {"NOTE.md", "note.md", "l.md", "x.md", "fresh.md"}
 
 
+def test_a_file_that_no_sync_has_seen_yet_is_renamed(kb, tmp_path):
+    root = write(tmp_path / "fresh", {"a.md": "# A\n\n[[new]]\n"})
+    add(kb, root, name="fresh")
+    write(root, {"new.md": "# New\n\nJust written.\n"})
+    moved = run(kb, "rename_note", ref="fresh/new.md", name="newer")
+    assert moved["relPath"] == "newer.md" and sorted(p.name for p in root.iterdir()) == ["a.md", "newer.md"]
+    assert (root / "newer.md").read_text() == "# New\n\nJust written.\n" and "newer" in (root / "a.md").read_text()
+
+
 def test_a_file_that_is_no_note_is_not_renamed(kb, tmp_path):
     add(kb, write(tmp_path / "notes", {"a.csv": "a,b\n1,2\n", "t.eml": "Subject: x\n\nbody\n"}), pattern="**/*")
     refused("CONFLICT", kb, "rename_note", ref="notes/t.eml", name="b")
