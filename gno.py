@@ -752,12 +752,12 @@ CONFIG_KEYS = {"version", "ftsTokenizer", "editorUriTemplate", "collections", "c
                "retrievalTraces"}
 
 
-def need_yaml():
-    "The yaml module. Raises MISSING_PACKAGE where it is not installed."
+def need_yaml(otherwise="index.yml cannot be read"):
+    "The yaml module. Raises MISSING_PACKAGE where it is not installed, saying what does not work then."
     try:
         import yaml
     except ImportError:
-        raise GnoError("MISSING_PACKAGE", "PyYAML is not installed, so index.yml cannot be read", "pip install PyYAML") from None
+        raise GnoError("MISSING_PACKAGE", f"PyYAML is not installed, so {otherwise}", "pip install PyYAML") from None
     return yaml
 
 
@@ -5737,7 +5737,6 @@ def models_list(kb) -> dict:
 # ==== Keyword search: FTS5, filters, where the match is ===============================================================
 
 WEIGHTS = "4.0, 1.5, 1.0, 1.0"              # bm25 weights of title, path, body, cjk
-RELAXED_DOCS = 100                          # documents of the keyword leg of a hybrid query
 STOP_WORDS = frozenset("""a about above after again all also am an and any are as at be because been before being below between both
     but by can cannot could did do does doing down during each few for from further had has have having he her here hers him his how
     i if in into is it its itself just me might more most must my no nor not now of off on once only or our ours out over own
@@ -6590,6 +6589,7 @@ def vsearch(kb, query: QueryText, limit: Limit = 5, min_score: MinScore = None, 
             vector = load_embedder(kb, card).embed(query, "query")
             near += knn(kb, card, vector, bounds.within(names), pool, excluder(kb, exclude))
         else:
+            need(*packages_of([card]))      # what cannot be made here must not be asked for
             notes.append(not_embedded(kb, card))
     if notes and len(notes) == len(embed_groups(kb, bounds.names)):
         raise GnoError("NOT_FOUND", "Vectors not available: " + "; ".join(notes), "run `gno index` (or `gno embed`), or gno_index over MCP")
@@ -8988,7 +8988,7 @@ def set_front_matter(text: str, changes: dict) -> str:
     newline, bom = "\r\n" if "\r\n" in text else "\n", text[:1] if text[:1] == "\ufeff" else ""
     mirror = canonical(text)
     if mirror.startswith("---\n"):
-        need_yaml()
+        need_yaml("the note's front matter cannot be edited")
     meta, body_at, problem = front_matter(mirror)
     if problem and "no keys" not in problem:
         raise GnoError("INVALID_INPUT", problem, "mend the front matter, or leave it out")

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sqlite3
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -265,6 +266,15 @@ def test_a_query_without_a_word_is_refused(embedded, query):
     with pytest.raises(gno.GnoError) as e:
         vsearch(embedded, query)
     assert e.value.code == "INVALID_INPUT"
+
+
+def test_where_no_vector_can_be_made_the_error_names_the_package(kb, tmp_path, monkeypatch):
+    "And not the command that would fail for the same reason."
+    add(kb, write(tmp_path / "notes", {"a.md": "kiln"}))
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(gno.GnoError) as e:
+        vsearch(kb, "kiln")
+    assert e.value.code == "MISSING_PACKAGE" and "onnxruntime" in e.value.message and "pip install onnxruntime" in e.value.hint
 
 
 def test_without_vectors_the_error_says_how_to_make_them(kb, tmp_path):

@@ -367,6 +367,13 @@ def test_case_only_renames_and_existing_files(kb, tmp_path):
     assert set(tree(root)) == {"NOTE.md", "note.md", "l.md", "x.md", "fresh.md"}
 
 
+def test_front_matter_is_not_edited_without_a_parser_and_the_error_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(gno.GnoError) as e:
+        gno.set_front_matter("---\na: 1\n---\nx\n", {"title": "T"})
+    assert e.value.code == "MISSING_PACKAGE" and "front matter" in e.value.message and "index.yml" not in e.value.message
+
+
 def test_a_file_that_no_sync_has_seen_yet_is_renamed(kb, tmp_path):
     root = write(tmp_path / "fresh", {"a.md": "# A\n\n[[new]]\n"})
     add(kb, root, name="fresh")
